@@ -1,0 +1,245 @@
+"""The loop: observe, decide, perform; then wait until something happens or it is time to look again.
+
+There is only one thread that does anything to the node, this one. After a crash at any point the next round observes and
+decides afresh; there is no resume code. Every round ends in one sentence: what was decided and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from gi.repository import Gio, GLib
+
+from mcdaemon.context import RUNTIME, Context
+from mcdaemon.decide import Decision, Step, decide
+from mcdaemon.errors import Broken, Failure, Held, Transient, from_os_error
+from mcdaemon.host import process
+from mcdaemon.observe import Facts, Observer
+from mcdaemon.perform import TARGET_FAILED, Performer
+from mcdaemon.report.notify import Notifier, watchdog_interval
+from mcdaemon.reporter import Reporter
+from mcdaemon.retry import Backoff
+
+log = logging.getLogger("mcdaemon")
+
+_PATIENT = frozenset({Step.REST, Step.REJECT, Step.HOLD})
+"""Steps without an effect: the next round waits for an event or the timer."""
+
+_REBOOTING = frozenset({Step.REBOOT, Step.ROLL_BACK})
+"""Steps after which the machine goes down."""
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, context: Context, reporter: Reporter, notifier: Notifier) -> None:
+        self._context = context
+        self._reporter = reporter
+        self._notifier = notifier
+        self._observer = Observer(context)
+        self._performer = Performer(context)
+        hold = context.settings.hold
+        self._backoff = Backoff(hold.retry_min_seconds, hold.retry_max_seconds)
+        self._held: Optional[Failure] = None
+        self._next = 0.0
+        self._said = ""
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def round(self) -> Optional[Decision]:
+        """One round; None when the node could not even be observed. Never raises a Failure: it is reported."""
+        if self._held is not None and time.monotonic() >= self._next:
+            self._held = None
+        try:
+            facts = self._observer.observe(self._held)
+        except Failure as error:
+            self._put_off("observe", error)
+            self._reporter.trouble(error, self._next)
+            self._say(str(error), logging.ERROR)
+            return None
+        decision = decide(facts.observation)
+        self._reporter.decided(facts, decision, self._next_look(facts))
+        self._say(f"{decision.step.value}: {decision.why}", _level(decision))
+        self._perform(decision, facts)
+        return decision
+
+    def _perform(self, decision: Decision, facts: Facts) -> None:
+        """Take the step; a failure puts the next round off, but a target that proved impossible is dropped at once."""
+        started = time.monotonic()
+        try:
+            self._performer.perform(decision, facts)
+        except Failure as error:
+            if error.code != TARGET_FAILED:
+                self._put_off(decision.step.value, error)
+            self._reporter.failed(facts, decision, error, self._next)
+            self._say(str(error), logging.WARNING if isinstance(error, (Held, Transient)) else logging.ERROR)
+            return
+        if decision.step not in _PATIENT:
+            self._backoff.reset(decision.step.value)
+            self._reporter.performed(facts, decision, time.monotonic() - started)
+
+    def _put_off(self, subject: str, error: Failure) -> None:
+        """Do not try again before it makes sense."""
+        asked = error.retry_after if isinstance(error, (Held, Transient)) else None
+        self._held = error
+        self._next = time.monotonic() + self._backoff.next(subject, asked)
+        if isinstance(error, (Held, Transient)):
+            self._context.images.forget()
+
+    def _next_look(self, facts: Facts) -> float:
+        """When (monotonic seconds) the next round is due by itself."""
+        due = [time.monotonic() + self._context.settings.loop.interval_seconds]
+        if self._held is not None:
+            due.append(self._next)
+        looking = self._context.images.next_look()
+        if looking is not None and facts.observation.hold:
+            due.append(looking)
+        return max(time.monotonic(), min(due))
+
+    def _say(self, sentence: str, level: int) -> None:
+        """One sentence per round; the same one again only says nothing new."""
+        self._notifier.status(sentence)
+        if sentence != self._said:
+            log.log(level, sentence)
+            self._said = sentence
+
+    # -- once, and for ever -----------------------------------------------------------------------------------------
+
+    def run_once(self) -> tuple[Optional[Decision], Optional[Failure]]:
+        """Rounds until there is nothing to do now: at rest, held, rejected, or on the way into a reboot."""
+        self._prepare()
+        while True:
+            decision = self.round()
+            if decision is None:
+                return None, self._held
+            if decision.step in _PATIENT or decision.step in _REBOOTING or self._held is not None:
+                return decision, self._held
+
+    def run(self) -> None:
+        """Rounds until SIGTERM."""
+        self._prepare()
+        waker = _Waker(Path(self._context.settings.source.directory.path), self._notifier)
+        try:
+            self._notifier.ready("started")
+            while not waker.stopped:
+                decision = self.round()
+                waker.beat()
+                if decision is not None and decision.step not in _PATIENT | _REBOOTING and self._held is None:
+                    continue
+                if decision is not None and decision.step is Step.REST:
+                    # At rest nothing of ours keeps rpm-ostreed in memory.
+                    with contextlib.suppress(Transient):
+                        self._context.rpmostree.disconnect()
+                waker.wait(self._due() - time.monotonic())
+        finally:
+            self._notifier.stopping()
+            waker.close()
+
+    def _due(self) -> float:
+        due = time.monotonic() + self._context.settings.loop.interval_seconds
+        looking = self._context.images.next_look()
+        return min(due, self._next if self._held is not None else due, looking if looking is not None else due)
+
+    def _prepare(self) -> None:
+        process.on_wait(self._notifier.watchdog)
+        make_places(self._context)
+        self._performer.sweep()
+
+
+class _Waker:
+    """Waits in GLib's main loop: for the timer, a signal, a change of the source, and the watchdog's beat."""
+
+    def __init__(self, source: Path, notifier: Notifier) -> None:
+        self.stopped = False
+        self._notifier = notifier
+        self._loop = GLib.MainLoop()
+        self._signals = [
+            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 15, self._stop),
+            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 2, self._stop),
+            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 1, self._wake),
+        ]
+        interval = watchdog_interval()
+        self._beat = GLib.timeout_add(int(interval * 500), self.beat) if interval else 0
+        self._monitor = Gio.File.new_for_path(os.fspath(source)).monitor_directory(Gio.FileMonitorFlags.NONE, None)
+        self._monitor.connect("changed", lambda *_: self._loop.quit())
+
+    def wait(self, seconds: float) -> None:
+        """Return after `seconds`, or earlier when something happened."""
+        timer = GLib.timeout_add(max(1, int(seconds * 1000)), self._expired)
+        self._expiry = timer
+        if not self.stopped:
+            self._loop.run()
+        if self._expiry:
+            GLib.source_remove(timer)
+
+    def beat(self) -> bool:
+        self._notifier.watchdog()
+        return True
+
+    def close(self) -> None:
+        self._monitor.cancel()
+        for source in [*self._signals, *([self._beat] if self._beat else [])]:
+            GLib.source_remove(source)
+
+    def _expired(self) -> bool:
+        self._expiry = 0
+        self._loop.quit()
+        return False
+
+    def _wake(self) -> bool:
+        self._loop.quit()
+        return True
+
+    def _stop(self) -> bool:
+        self.stopped = True
+        self._loop.quit()
+        return True
+
+
+def _level(decision: Decision) -> int:
+    return logging.WARNING if decision.step in (Step.HOLD, Step.REJECT, Step.DISCARD, Step.ROLL_BACK) else logging.INFO
+
+
+def make_places(context: Context) -> None:
+    for folder in (Path(context.settings.state_dir), RUNTIME):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise from_os_error(error, "make the directory", folder) from error
+
+
+@contextlib.contextmanager
+def only_one(folder: Path = RUNTIME) -> Iterator[None]:
+    """Hold the lock that keeps a second agent off this node. Raises Broken naming the first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise from_os_error(error, "open the lock in", folder) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            first = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            raise Broken(f"cannot start: mcdaemon already runs on this node as {first}",
+                         "use `mcdaemon status`, or stop mcdaemon.service first") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} (`{_command()}`)\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _command() -> str:
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "mcdaemon"
+    return b" ".join(words).decode(errors="replace").strip()[:150]

@@ -1,0 +1,41 @@
+"""The parts that make up one node's agent, put together once: what it talks to and where it keeps things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcdaemon.desired.directory import DirectorySource
+from mcdaemon.host.bus import Bus, Logind, Systemd
+from mcdaemon.host.deployments import Machine
+from mcdaemon.host.root import Root
+from mcdaemon.host.rpmostree import RpmOstree
+from mcdaemon.machineconfig.disruption import Policy
+from mcdaemon.settings import Settings
+from mcdaemon.update.images import Images
+from mcdaemon.update.payload import Shelf
+
+RUNTIME = Path("/run/mcdaemon")
+"""What must not outlive a boot: the lock, the last status, the moment this boot was first seen."""
+
+
+@dataclass
+class Context:
+    """Mechanisms and places; no state of an update lives here."""
+
+    settings: Settings
+    machine: Machine
+    root: Root
+    bus: Bus
+    systemd: Systemd
+    logind: Logind
+    rpmostree: RpmOstree
+    source: DirectorySource
+    images: Images
+    payloads: Shelf
+    undo: Shelf
+    policy: Policy
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.settings.state_dir) / "journal.json"

@@ -1,0 +1,170 @@
+"""The deployments as they lie on the disk: the staged one and its lock, the pending one, and access to their trees.
+
+Read from the disk, not over D-Bus, because the early unit and the window between finalization and reboot have no
+rpm-ostreed that could be asked, and because D-Bus does not tell the lock (rpm-ostree.md 3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from gi.repository import GLib
+
+from mcdaemon.errors import Broken, Transient, from_os_error
+from mcdaemon.host import boot, process
+from mcdaemon.host.bus import Systemd
+from mcdaemon.host.root import Root
+
+FINALIZE_UNIT = "ostree-finalize-staged.service"
+FINALIZE_TIMEOUT = 330.0
+"""Seconds; the unit's own TimeoutStopSec is five minutes (rpm-ostree.md 5.2)."""
+
+_STAGED = "run/ostree/staged-deployment"
+_LOCK_FILE = "run/ostree/staged-deployment-locked"
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class StagedDeployment:
+    """What libostree keeps of a staged deployment until it is finalized."""
+
+    name: str
+    osname: str
+    bootcsum: str
+    kernel_arguments: tuple[str, ...]
+    locked: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the parts of an ostree machine are; a test may put them elsewhere."""
+
+    top: Path = Path("/")
+
+    @property
+    def sysroot(self) -> Path:
+        return self.top / "sysroot"
+
+    @property
+    def boot(self) -> Path:
+        return self.top / "boot"
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+
+    def booted(self) -> tuple[str, str]:
+        """(osname, name) of the booted deployment.
+
+        Found as libostree finds it, by the identity of the root directory: the boot link on the command line is
+        removed as soon as another deployment is finalized. On composefs the root is not the deployment's directory;
+        then ostree-prepare-root left its identity in /run/ostree-booted.
+        """
+        wanted = {_device_and_inode(self.top), _backing_root(self.top / "run/ostree-booted")}
+        for folder in sorted(self.sysroot.glob("ostree/deploy/*/deploy/*")):
+            if folder.is_dir() and _device_and_inode(folder) in wanted:
+                return folder.parent.parent.name, folder.name
+        return boot.deployment_of(boot.command_line(self.top / "proc"), self.sysroot)
+
+    def pending(self) -> str:
+        """Name of the finalized deployment that the next boot enters and this one did not, "" when there is none."""
+        osname, booted = self.booted()
+        found = boot.entries(self.boot, self.sysroot)
+        if not found or found[0].osname != osname or found[0].deployment == booted:
+            return ""
+        return found[0].deployment
+
+    def pending_options(self) -> str:
+        """Kernel command line of the next boot."""
+        found = boot.entries(self.boot, self.sysroot)
+        return found[0].options if found else ""
+
+    def staged(self) -> Optional[StagedDeployment]:
+        """The staged deployment. Raises Broken when libostree's file cannot be understood."""
+        path = self.top / _STAGED
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise from_os_error(error, "read", path) from error
+        try:
+            value: dict[str, Any] = GLib.Variant.new_from_bytes(
+                GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False).unpack()
+            target = value["target"]
+            locked = bool(value.get("locked", False)) or (self.top / _LOCK_FILE).exists()
+            return StagedDeployment(target["name"], target["osname"], target.get("bootcsum", ""),
+                                    tuple(value.get("kargs", ())), locked)
+        except (KeyError, TypeError) as error:
+            raise Broken(f"cannot understand the staged deployment in {path}: {error!r}",
+                         "`rpm-ostree cleanup -p` removes it") from error
+
+    def root_of(self, name: str) -> Root:
+        """The tree of a deployment, and the /var that it shares with the others."""
+        osname, _booted = self.booted()
+        return Root.of_deployment(self.sysroot, osname, name)
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def unlock(self) -> None:
+        """Let the staged deployment be finalized; both places where a lock can be are looked at (3.3)."""
+        staged = self.staged()
+        if staged is None or not staged.locked:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self.top / _LOCK_FILE).unlink()
+        staged = self.staged()
+        if staged is not None and staged.locked:
+            _run(["ostree", "admin", "lock-finalization", "--unlock"], "unlock the staged deployment")
+        staged = self.staged()
+        if staged is not None and staged.locked:
+            raise Broken("cannot unlock the staged deployment: it is still locked",
+                         "try `ostree admin lock-finalization --unlock`")
+
+    def finalize(self, systemd: Systemd) -> None:
+        """Merge /etc and write the boot entry now, with the node up: the unit's stop is what does it (vm.md 10).
+
+        Raises Broken with libostree's own text when it failed; the staged deployment is gone then (5.2, step 5).
+        """
+        stamp = self.boot / boot.FINALIZE_FAILURE
+        before = _identity(stamp)
+        result = systemd.run_job("Stop", FINALIZE_UNIT, FINALIZE_TIMEOUT)
+        if self.pending():
+            return
+        text = boot.finalize_failure(self.boot) if _identity(stamp) != before else ""
+        if self.staged() is not None:
+            raise Transient(f"cannot finalize: {FINALIZE_UNIT} stopped with {result!r} and left the deployment staged",
+                            f"see `journalctl -u {FINALIZE_UNIT}`")
+        raise Broken(f"cannot finalize the staged deployment: {text or f'the job ended with {result!r}'}",
+                     f"see `journalctl -u {FINALIZE_UNIT}`")
+
+
+def _device_and_inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _backing_root(path: Path) -> Optional[tuple[int, int]]:
+    """Device and inode of the deployment below a composefs root (ostree-prepare-root, `backing-root-device-inode`)."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if not content:
+        return None
+    value = GLib.Variant.new_from_bytes(GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False).unpack()
+    found = value.get("backing-root-device-inode")
+    return (int(found[0]), int(found[1])) if found else None
+
+
+def _identity(path: Path) -> Optional[tuple[int, int]]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _run(argv: list[str], doing: str) -> None:
+    process.run(argv, doing, _TIMEOUT, Broken)

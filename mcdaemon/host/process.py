@@ -1,0 +1,62 @@
+"""Running other programs: always with a time limit, never through a shell, and without looking hung to the watchdog."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Callable
+
+from mcdaemon.errors import Failure, Transient, from_os_error
+
+_BEAT = 5.0
+"""Seconds between two signs of life while a program runs."""
+
+
+def _silent() -> None:
+    """Nobody waits for a sign of life."""
+
+
+_sign_of_life: Callable[[], object] = _silent
+
+
+def on_wait(sign_of_life: Callable[[], object]) -> None:
+    """Call `sign_of_life` every few seconds while a program runs: the loop waits, it does not hang."""
+    global _sign_of_life  # one process has one watchdog
+    _sign_of_life = sign_of_life
+
+
+def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:
+    """The program's standard output.
+
+    `failed` makes the error of a non-zero exit out of the sentence "cannot <doing>: <last words of the program>".
+    Raises Transient when it does not end within `timeout` seconds; it and its children are killed then.
+    """
+    try:
+        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True, errors="replace", start_new_session=True)
+    except OSError as error:
+        raise from_os_error(error, "run", argv[0]) from error
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            output, complaint = child.communicate(timeout=max(0.0, min(_BEAT, deadline - time.monotonic())))
+            break
+        except subprocess.TimeoutExpired as error:
+            _sign_of_life()
+            if time.monotonic() >= deadline:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.communicate()
+                raise Transient(f"cannot {doing}: {argv[0]} did not end within {timeout:.0f} s") from error
+    if child.returncode != 0:
+        raise failed(f"cannot {doing}: {_last_words(argv[0], child.returncode, complaint)}")
+    return output
+
+
+def _last_words(program: str, status: int, complaint: str) -> str:
+    words = complaint.strip()
+    if status < 0:
+        return f"{program} was killed by {signal.Signals(-status).name}"
+    return f"{program}: {words}" if words else f"{program} ended with exit status {status}"

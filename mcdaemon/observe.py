@@ -1,0 +1,249 @@
+"""Observing: every fact that a decision rests on, read afresh. Nothing here changes the node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from mcdaemon.context import RUNTIME, Context
+from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
+from mcdaemon.desired.directory import Desired
+from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
+from mcdaemon.host import boot, files
+from mcdaemon.host.deployments import StagedDeployment
+from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.image.resolve import Resolution
+from mcdaemon.machineconfig import kernelargs, model, reconcile
+from mcdaemon.machineconfig.model import MachineConfig
+from mcdaemon.plan import Plan, make
+from mcdaemon.update import health, journal, stage, verify
+from mcdaemon.update.journal import Journal, Update
+from mcdaemon.update.payload import CURRENT_CONFIG, wanted
+from mcdaemon.update.verify import Expected
+
+FIPS = "proc/sys/crypto/fips_enabled"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one round found out; `observation` is the part that decides.
+
+    :ivar current: the config that the booted root carries; of a live change in flight, the one it carried before.
+    :ivar alien: the sentence about a journal that could not be used, "" when there was none.
+    :ivar resolution: where the target image is, None when it is not needed or not found.
+    """
+
+    desired: Optional[Desired]
+    current: Optional[MachineConfig]
+    journal: Journal
+    booted: str
+    boot_id: str
+    observation: Observation
+    plan: Optional[Plan] = None
+    deployments: tuple[Deployment, ...] = ()
+    staged: Optional[StagedDeployment] = None
+    pending: str = ""
+    resolution: Optional[Resolution] = None
+    held: Optional[Failure] = None
+    alien: str = ""
+
+    @property
+    def update(self) -> Optional[Update]:
+        return self.journal.update
+
+
+class Observer:
+    """Reads the facts of one node. `hold` is why the last step could not be taken, until it is due again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.alien = ""
+
+    def observe(self, hold: Optional[Failure] = None) -> Facts:
+        """All facts of this moment. Raises Failure when the node itself cannot be read (D-Bus away, disk broken)."""
+        context = self._context
+        record, alien = journal.load(context.journal)
+        self.alien = alien or self.alien
+        update = record.update
+        desired, refusal = self._desired(update)
+        current = self._current(update)
+        _osname, booted = context.machine.booted()
+        identity = boot.boot_id(context.machine.top / "proc")
+        wish = desired.config.identity if desired else None
+        if refusal:
+            wish = update.desired if update else "unreadable"
+        observation = Observation(wish, current.identity if current else None)
+        facts = Facts(desired, current, record, booted, identity, observation, alien=self.alien, held=hold)
+        if update is None and desired is not None and current is not None and wish == current.identity:
+            return self._resting(facts)
+        if refusal and update is None:
+            return _with(facts, refusal=refusal)
+        return self._moving(facts) if update or desired else facts
+
+    def carried(self) -> Optional[MachineConfig]:
+        """The config that the running root carries, None before the first."""
+        return self._current(None)
+
+    def _desired(self, update: Optional[Update]) -> tuple[Optional[Desired], str]:
+        try:
+            return self._context.source.read(), ""
+        except Irreconcilable as error:
+            return None, str(error)
+
+    def _current(self, update: Optional[Update]) -> Optional[MachineConfig]:
+        """The config that the booted root says it carries."""
+        content = None
+        if update is not None and update.live:
+            content = self._before(update)
+        content = content or files.read_file(self._context.root, CURRENT_CONFIG)
+        if not content:
+            return None
+        try:
+            return model.parse(json.loads(content), CURRENT_CONFIG)
+        except ValueError as error:
+            raise Broken(f"cannot read {CURRENT_CONFIG}: it is not JSON: {error}",
+                         "remove it; the config is then applied anew") from error
+
+    def _before(self, update: Update) -> Optional[bytes]:
+        """The config before a live change that is in flight, from its undo record."""
+        record = self._context.undo.load(update.id)
+        node = record.nodes().get(CURRENT_CONFIG) if record else None
+        if node is None or node.kind is not files.Kind.FILE:
+            return None
+        return self._context.undo.content(update.id, node)
+
+    def _resting(self, facts: Facts) -> Facts:
+        assert facts.current is not None
+        return _with(facts, drift="; ".join(drift(self._context, facts.current)))
+
+    def _moving(self, facts: Facts) -> Facts:
+        """The facts of an update that is due or in flight."""
+        context, update = self._context, facts.update
+        active = context.rpmostree.active()
+        if active is not None and active.title.startswith("mcdaemon:"):
+            # Ours, from before a restart of the agent: it may be about to finish what we want (rpm-ostree.md 2.9).
+            context.rpmostree.attach(active)
+        deployments = context.rpmostree.deployments()
+        staged, pending = context.machine.staged(), context.machine.pending()
+        facts = dataclasses.replace(facts, deployments=deployments, staged=staged, pending=pending)
+        if update is not None and not update.live and facts.booted == update.staged and update.finalizing:
+            return self._arrived(facts, update)
+        if facts.desired is None:
+            return self._in_flight(facts, None)
+        try:
+            self._check_reconcilable(facts)
+        except Irreconcilable as error:
+            return self._in_flight(_with(facts, refusal=str(error)), None)
+        plan, facts = self._plan(facts)
+        return self._in_flight(facts, plan)
+
+    def _check_reconcilable(self, facts: Facts) -> None:
+        assert facts.desired is not None
+        reconcile.reconcile(facts.current, facts.desired.config, reconcile.Facts(fips=self._fips()))
+
+    def _fips(self) -> Optional[bool]:
+        try:
+            return (self._context.machine.top / FIPS).read_text().strip() == "1"
+        except FileNotFoundError:
+            return None
+
+    def _plan(self, facts: Facts) -> tuple[Plan, Facts]:
+        """The plan, and what stands in its way right now; an image that turns out to be the booted one is no change."""
+        assert facts.desired is not None
+        booted = next((d for d in facts.deployments if d.booted), None)
+        plan = make(facts.current, facts.desired.config, booted.requested if booted else (),
+                    booted.removals if booted else (), self._context.policy)
+        update = facts.update
+        if update is not None and update.desired != facts.desired.config.identity:
+            return plan, facts
+        if facts.held is not None:
+            facts = _with(facts, hold=str(facts.held))
+        if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
+            return plan, facts  # staged and verified: no image is read any more
+        if plan.image:
+            digest = update.digest if update else ""
+            try:
+                resolution = self._context.images.check(plan.image, digest)
+                facts = dataclasses.replace(facts, resolution=resolution)
+                if booted is not None and resolution.image_digest == booted.digest and not (update and update.digest):
+                    plan = dataclasses.replace(plan, image="")
+            except (Held, Transient) as error:
+                facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
+        if stage.needs_repository(plan, booted):
+            try:
+                self._context.images.check(plan.extensions_image)
+            except (Held, Transient) as error:
+                facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
+        return plan, facts
+
+    def _in_flight(self, facts: Facts, plan: Optional[Plan]) -> Facts:
+        update = facts.update
+        state = Staged.NONE if facts.staged is None else Staged.OTHER
+        if update is not None and plan is not None:
+            state = stage.classify(plan, update.id, update.image_digest, facts.staged, facts.deployments)
+        failed = facts.journal.failed
+        wish = facts.observation.desired
+        return _with(
+            dataclasses.replace(facts, plan=plan),
+            update=self._progress(facts),
+            staged=state,
+            pending=bool(facts.pending) and update is not None and facts.pending == update.staged,
+            reboot=plan.reboot if plan else True,
+            drain=plan.drain if plan else True,
+            os_changes=plan.os_changes if plan else False,
+            failed_before=failed.reason if failed is not None and failed.desired == wish else "",
+        )
+
+    def _arrived(self, facts: Facts, update: Update) -> Facts:
+        """Booted into the target: is it what was asked for, and healthy?"""
+        verdict, trouble = self._health(update)
+        progress = self._progress(facts)
+        if progress is not None and trouble:
+            progress = dataclasses.replace(progress, failure=progress.failure or trouble)
+        return _with(facts, booted=Booted.TARGET, health=verdict, update=progress)
+
+    def _health(self, update: Update) -> tuple[Health, str]:
+        context = self._context
+        payload = context.payloads.load(update.id)
+        if payload is None:
+            return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
+        settings = context.settings.health
+        deadline = first_seen() + settings.timeout_seconds
+        report = verify.validate(context.root, payload.expected())
+        if report.mismatches:
+            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), report.text()
+        return health.check(context.systemd, settings.units, context.settings.scripts, deadline)
+
+    def _progress(self, facts: Facts) -> Optional[Progress]:
+        if facts.update is None:
+            return None
+        return facts.update.progress(facts.boot_id, facts.staged.name if facts.staged else "", facts.pending)
+
+
+def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
+    """What of the booted root is not what `config` says: one line each."""
+    expected = {path: Expected(entry.node) for path, entry in wanted(config, context.root, context.root).items()}
+    found = [str(mismatch) for mismatch in verify.validate(context.root, expected).mismatches]
+    running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
+    if not kernelargs.satisfied(running, config.kernel_arguments):
+        found.append("kernel arguments: the running ones are not those of the config")
+    return tuple(found)
+
+
+def first_seen() -> float:
+    """When (monotonic seconds) the agent first ran in this boot; the health gate's time limit counts from there, not
+    from a restart of the agent."""
+    path = RUNTIME / "first-seen"
+    try:
+        return float(path.read_text())
+    except (FileNotFoundError, ValueError):
+        now = time.monotonic()
+        files.write_atomic(path, f"{now}".encode())
+        return now
+
+
+def _with(facts: Facts, **changes: Any) -> Facts:
+    return dataclasses.replace(facts, observation=dataclasses.replace(facts.observation, **changes))

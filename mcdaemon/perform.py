@@ -1,0 +1,336 @@
+"""Performing: one idempotent step with effects. Its outcome is never trusted, the next observation is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from mcdaemon.context import Context
+from mcdaemon.decide import Decision, Staged, Step
+from mcdaemon.errors import Broken, Held, HoldReason, Transient
+from mcdaemon.host import packages, process
+from mcdaemon.host.namespace import with_writable
+from mcdaemon.image.reference import Transport
+from mcdaemon.image.resolve import Source
+from mcdaemon.machineconfig import kernelargs
+from mcdaemon.observe import Facts
+from mcdaemon.plan import Plan
+from mcdaemon.update import commit, journal, live, merge, payload, rollback, stage, verify
+from mcdaemon.update.journal import FailedTarget, Journal, Update
+
+log = logging.getLogger("mcdaemon")
+
+TARGET_FAILED = "target-failed"
+"""Code of the error that says: this target was written off."""
+
+
+class Performer:
+    """The effects of each step on one node."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._finalized_at = time.time()
+        self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
+            Step.APPLY_LIVE: self._apply_live,
+            Step.STAGE_OS: self._stage_os,
+            Step.STAGE_KARGS: self._stage_kargs,
+            Step.VERIFY_STAGED: self._verify_staged,
+            Step.DRAIN: self._drain,
+            Step.FINALIZE: self._finalize,
+            Step.COMMIT_FILES: self._commit_files,
+            Step.VERIFY_ROOT: self._verify_root,
+            Step.REBOOT: self._reboot,
+            Step.CONFIRM: self._confirm,
+            Step.ROLL_BACK: self._roll_back,
+            Step.DISCARD: self._discard,
+        }
+
+    def sweep(self) -> None:
+        """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository."""
+        update = self._record().update
+        known = {update.id} if update is not None else set()
+        context = self._context
+        for shelf in (context.payloads, context.undo):
+            for identity in shelf.identities():
+                if identity not in known:
+                    shelf.drop(identity)
+        for left in packages.leftovers(context.root):
+            log.warning("removing %s, which an interrupted transaction left behind", left)
+            packages.remove(context.root)
+        try:
+            for hold in context.images.release_unknown(known):
+                log.warning("released the hold %s, which no update knows", hold)
+        except Transient as error:
+            # A node without podman has none; otherwise the next start looks again.
+            log.info("%s", error)
+
+    def perform(self, decision: Decision, facts: Facts) -> None:
+        """Take the step. Raises Failure; a target that turns out to be impossible is written down first."""
+        effect = self._effects.get(decision.step)
+        if effect is None:
+            return
+        try:
+            effect(facts, decision)
+        except Broken as error:
+            if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
+                raise
+            # The target cannot be reached: `decide` drops it next, and remembers.
+            self._note(failure=str(error))
+            raise Broken(error.sentence, error.hint, TARGET_FAILED) from error
+
+    # -- the journal ------------------------------------------------------------------------------------------------
+
+    def _record(self) -> Journal:
+        record, _alien = journal.load(self._context.journal)
+        return record
+
+    def _store(self, record: Journal) -> None:
+        journal.store(self._context.journal, record)
+
+    def _note(self, **changes: Any) -> Update:
+        """Change the update in flight, on the disk."""
+        record = self._record()
+        assert record.update is not None
+        update = dataclasses.replace(record.update, **changes)
+        self._store(dataclasses.replace(record, update=update))
+        return update
+
+    def _begin(self, facts: Facts) -> Update:
+        """The update in flight; a new one when there is none: from here on the node knows what it is about to do."""
+        assert facts.desired is not None and facts.plan is not None
+        if facts.update is not None:
+            return facts.update
+        config = facts.desired.config
+        update = Update(
+            id=secrets.token_hex(6), desired=config.identity, name=config.name, source=facts.booted,
+            previous=facts.current.name if facts.current else "", live=not facts.plan.reboot,
+        )
+        if facts.resolution is not None and facts.plan.image:
+            update = dataclasses.replace(update, digest=facts.resolution.digest,
+                                         image_digest=facts.resolution.image_digest)
+        self._store(dataclasses.replace(self._record(), update=update))
+        return update
+
+    # -- staging ----------------------------------------------------------------------------------------------------
+
+    def _stage_os(self, facts: Facts, _decision: Decision) -> None:
+        """ONE transaction for image, packages and kernel, locked."""
+        plan, update = _plan(facts), self._begin(facts)
+        self._clear_the_stage(facts)
+        refspec = self._hold_image(plan, update)
+        update = self._note(attempt=update.attempt + 1, staged="", origin=refspec)
+        delta = plan.packages
+        with self._repository(facts, plan, update):
+            self._context.rpmostree.update(refspec, {
+                "install-packages": delta.install,
+                "uninstall-packages": delta.uninstall,
+                "override-remove-packages": delta.remove_base,
+                "override-reset-packages": delta.reset_base,
+            }, stage.title(update.id, update.attempt))
+
+    def _hold_image(self, plan: Plan, update: Update) -> str:
+        if not plan.image:
+            return ""
+        return self._context.images.hold(plan.image, update.digest, update.id).origin()
+
+    @contextlib.contextmanager
+    def _repository(self, facts: Facts, plan: Plan, update: Update) -> Iterator[None]:
+        booted = next((d for d in facts.deployments if d.booted), None)
+        if not stage.needs_repository(plan, booted):
+            yield
+            return
+        where = self._context.images.check(plan.extensions_image)
+        local = where.chosen is not None and where.chosen.source is Source.STORAGE
+        with packages.repository(self._context.root, str(where.pinned), update.id, pull=not local):
+            yield
+
+    def _stage_kargs(self, facts: Facts, _decision: Decision) -> None:
+        """Kernel arguments on top of what was staged; with an unchanged OS the marker alone makes a deployment."""
+        plan, update = _plan(facts), self._begin(facts)
+        if facts.observation.staged is not Staged.OS_ONLY:
+            self._clear_the_stage(facts)
+        update = self._note(attempt=update.attempt + 1, staged="")
+        existing = self._context.rpmostree.boot_options()
+        line = stage.kernel_line(existing, plan, update.id)
+        self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
+
+    def _clear_the_stage(self, facts: Facts) -> None:
+        """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""
+        if facts.staged is not None or facts.pending:
+            self._context.rpmostree.cleanup("pending-deploy")
+
+    # -- proving ----------------------------------------------------------------------------------------------------
+
+    def _verify_staged(self, facts: Facts, _decision: Decision) -> None:
+        """Prove what is staged and lay out the payload; say what the merge would lose. The node still works."""
+        plan, update, staged = _plan(facts), _update(facts), facts.staged
+        assert staged is not None and facts.desired is not None
+        context = self._context
+        stage.verify(context.machine, staged)
+        target = context.machine.root_of(staged.name)
+        load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
+        report = merge.predict(context.root, target, load)
+        report.log(log)
+        context.payloads.drop(update.id)
+        context.payloads.save(load, entries)
+        with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
+        self._release(update)
+        self._note(staged=staged.name, committed="", proved="")
+        for note in payload.notes(facts.desired.config, target):
+            log.info("%s", note)
+        log.info("%s: %d files and links are ready for the new root; image %s", update.name, len(load.entries),
+                 update.digest or ("unchanged" if not plan.image else "?"))
+
+    def _drain(self, facts: Facts, _decision: Decision) -> None:
+        update = self._begin(facts)
+        settings = self._context.settings.drain
+        _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
+        self._note(drained=True)
+
+    # -- the point of no return, and back ---------------------------------------------------------------------------
+
+    def _finalize(self, facts: Facts, _decision: Decision) -> None:
+        self._note(finalizing=facts.boot_id)
+        self._finalized_at = time.time()
+        self._context.machine.unlock()
+        self._context.machine.finalize(self._context.systemd)
+
+    def _commit_files(self, facts: Facts, _decision: Decision) -> None:
+        update, context = _update(facts), self._context
+        root, load = context.machine.root_of(facts.pending), self._payload(update)
+        commit.remember(load, context.undo, root, root.shared)
+        with_writable(context.machine.sysroot, lambda: commit.apply(load, context.payloads, root))
+        self._note(committed=facts.pending)
+
+    def _verify_root(self, facts: Facts, _decision: Decision) -> None:
+        update, context = _update(facts), self._context
+        root, load = context.machine.root_of(facts.pending), self._payload(update)
+        report = verify.validate(root, load.expected())
+        if report.mismatches:
+            raise Broken(f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
+                         f"{report.text()}")
+        plan, options = facts.plan, kernelargs.split(context.machine.pending_options())
+        if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
+            raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
+        self._note(proved=facts.pending)
+
+    def _reboot(self, facts: Facts, _decision: Decision) -> None:
+        """Arm the journal, then ask. Until the call has succeeded the update can still be dropped (P7)."""
+        if _update(facts).armed == facts.boot_id:
+            return
+        late = merge.late_changes(self._context.root.path / "etc", self._finalized_at)
+        if late:
+            log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
+        self._note(armed=facts.boot_id)
+        try:
+            self._ask_for_reboot()
+        except (Held, Transient, Broken):
+            self._note(armed="")
+            raise
+
+    def _ask_for_reboot(self) -> None:
+        settings = self._context.settings.reboot
+        if settings.command:
+            _run_hook(settings.command, settings.timeout_seconds, "reboot", HoldReason.INHIBITED)
+        else:
+            self._context.logind.reboot()
+
+    def _confirm(self, facts: Facts, _decision: Decision) -> None:
+        update = _update(facts)
+        booted = next((d for d in facts.deployments if d.booted), None)
+        self._back_to_work(update)
+        digest = booted.digest if booted else self._record().digest
+        # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
+        self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest))
+        self._forget(update)
+
+    def _roll_back(self, facts: Facts, decision: Decision) -> None:
+        update, context = _update(facts), self._context
+        if not update.rolled_back:
+            reason = f"{update.name}: {decision.why}"
+            record = self._record()
+            self._store(dataclasses.replace(
+                record, update=dataclasses.replace(update, rolled_back=True, failure=reason),
+                failed=FailedTarget(update.desired, update.digest, reason)))
+        rollback.to_source(context.machine, context.rpmostree, update.source)
+        commit.take_back(update.id, context.undo, context.root)
+        self._ask_for_reboot()
+
+    def _discard(self, facts: Facts, decision: Decision) -> None:
+        """Back to exactly the old config: what was staged or finalized goes, what was written comes back."""
+        update, context = _update(facts), self._context
+        if not update.live and (facts.staged is not None or facts.pending):
+            context.rpmostree.cleanup("pending-deploy")
+        if update.live:
+            live.take_back(update.id, facts.plan, context.root, context.undo, context.systemd)
+        else:
+            commit.take_back(update.id, context.undo, context.root)
+        self._back_to_work(update)
+        record = self._record()
+        failed = FailedTarget(update.desired, update.digest, decision.why) if decision.remember else record.failed
+        self._store(dataclasses.replace(record, update=None, failed=failed))
+        self._forget(update)
+
+    def _apply_live(self, facts: Facts, _decision: Decision) -> None:
+        update = self._begin(facts)
+        assert facts.desired is not None
+        context = self._context
+        live.apply(update.id, facts.desired.config, facts.current, _plan(facts), context.root, context.payloads,
+                   context.undo, context.systemd)
+        self._note(applied=True)
+
+    def reboot_at_once(self) -> None:
+        """For the early unit: nothing else runs yet, so nothing has to be asked."""
+        process.run(["systemctl", "reboot", "--force"], "reboot", 60.0, Broken)
+
+    # -- shared -----------------------------------------------------------------------------------------------------
+
+    def _payload(self, update: Update) -> payload.Payload:
+        load = self._context.payloads.load(update.id)
+        if load is None:
+            raise Broken(f"cannot go on with {update.name}: its payload {update.id} is gone")
+        return load
+
+    def _back_to_work(self, update: Update) -> None:
+        if update.drained:
+            settings = self._context.settings.drain
+            _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
+            self._note(drained=False)
+
+    def _release(self, update: Update) -> None:
+        """Only where a local copy was staged from: a node without podman has no holds and needs none."""
+        if f"{Transport.STORAGE.value}:" in update.origin:
+            self._context.images.release(update.id)
+
+    def _forget(self, update: Update) -> None:
+        self._release(update)
+        self._context.images.forget()
+        self._context.payloads.drop(update.id)
+        self._context.undo.drop(update.id)
+
+
+_CAN_FAIL_THE_TARGET = frozenset({
+    Step.APPLY_LIVE, Step.STAGE_OS, Step.STAGE_KARGS, Step.VERIFY_STAGED, Step.FINALIZE, Step.COMMIT_FILES,
+    Step.VERIFY_ROOT,
+})
+
+
+def _plan(facts: Facts) -> Plan:
+    assert facts.plan is not None, "a step that needs a plan was decided without one"
+    return facts.plan
+
+
+def _update(facts: Facts) -> Update:
+    assert facts.update is not None, "a step of an update was decided without one"
+    return facts.update
+
+
+def _run_hook(argv: tuple[str, ...], timeout: float, doing: str, reason: HoldReason = HoldReason.DRAIN) -> None:
+    """Run a program that the settings name; nothing to run is fine."""
+    if argv:
+        process.run(argv, doing, timeout, lambda sentence: Held(reason, sentence, "it is tried again"))

@@ -1,0 +1,76 @@
+"""What the last round found and did, as one small file that `mcdaemon status` shows; it lives in /run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from mcdaemon.errors import from_os_error
+from mcdaemon.host import files
+
+
+@dataclass(frozen=True)
+class Status:
+    """Names and sentences only, no secrets. Times are seconds since the epoch.
+
+    :ivar overridden_by: the config whose OS image hides `release_image`, "" when none does (incident 3).
+    :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
+    """
+
+    state: str
+    step: str
+    why: str
+    at: float
+    next_look: float = 0.0
+    current: str = ""
+    desired: str = ""
+    update: str = ""
+    os_image: str = ""
+    digest: str = ""
+    target_digest: str = ""
+    release_image: str = ""
+    overridden_by: str = ""
+    hold: str = ""
+    error: str = ""
+    failed: str = ""
+    warnings: tuple[str, ...] = field(default=())
+
+    def lines(self) -> list[str]:
+        """For people: what, why, and what is wrong."""
+        found = [f"{self.state}: {self.why}"]
+        found.append(f"  current config   {self.current or 'none yet'}")
+        found.append(f"  desired config   {self.desired or 'none'}")
+        if self.update:
+            found.append(f"  update           {self.update} ({self.step})")
+        if self.os_image:
+            pinned = f", pinned to {self.digest}" if self.digest else ""
+            found.append(f"  OS image         {self.os_image}{pinned}")
+        if self.overridden_by:
+            hidden = f"; it hides the release's image {self.release_image}" if self.release_image else ""
+            found.append(f"  OS overridden    by {self.overridden_by}{hidden}")
+        if self.target_digest and self.target_digest != self.digest:
+            found.append(f"  goes to          {self.target_digest}")
+        for title, text in (("waits for", self.hold), ("last error", self.error), ("failed target", self.failed)):
+            if text:
+                found.append(f"  {title:<16} {text}")
+        return found + [f"  warning          {text}" for text in self.warnings]
+
+
+def store(path: Path, status: Status) -> None:
+    files.write_atomic(path, json.dumps(dataclasses.asdict(status), indent=1).encode() + b"\n", 0o644)
+
+
+def load(path: Path) -> Optional[Status]:
+    """The last status, None when no round was made in this boot or the file is not ours."""
+    try:
+        data: Any = json.loads(path.read_bytes())
+        return Status(**{**data, "warnings": tuple(data.get("warnings", ()))})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError):
+        return None
+    except OSError as error:
+        raise from_os_error(error, "read", path) from error

@@ -1,0 +1,137 @@
+"""Telling on every channel what a round found: the status file and the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from mcdaemon.decide import Decision, Step
+from mcdaemon.errors import Failure, Held, HoldReason
+from mcdaemon.host import files
+from mcdaemon.observe import Facts
+from mcdaemon.report import status
+from mcdaemon.report.metrics import Board, Result, Snapshot, State
+from mcdaemon.report.status import Status
+
+_RESULTS = {Step.CONFIRM: Result.DONE, Step.DISCARD: Result.DISCARDED, Step.ROLL_BACK: Result.ROLLED_BACK}
+
+
+class Reporter:
+    """Keeps the counts over reboots in `<state>/counters.json` and the last status in /run."""
+
+    def __init__(self, state: Path, runtime: Path, board: Optional[Board] = None) -> None:
+        self._counters = state / "counters.json"
+        self._status = runtime / "status.json"
+        self._board = board
+        self._counts: Optional[dict[str, int]] = None
+        self._snapshot = Snapshot(State.DONE, time.time(), Step.REST, time.time())
+
+    # -- what the loop tells ----------------------------------------------------------------------------------------
+
+    def decided(self, facts: Facts, decision: Decision, due: float) -> None:
+        """A decision was made; `due`: when (monotonic) the next round comes by itself."""
+        hold = _hold(facts, decision)
+        self._publish(
+            facts, decision, state=_state(facts, decision), hold=hold,
+            held_since=(self._snapshot.held_since or time.time()) if decision.step is Step.HOLD else None,
+            next_retry=time.time() + max(0.0, due - time.monotonic()))
+
+    def failed(self, facts: Facts, decision: Decision, error: Failure, due: float) -> None:
+        """The step could not be taken."""
+        hold = error.reason if isinstance(error, Held) else None
+        if decision.step is Step.REBOOT:
+            self._count("reboots_failed")
+        self._count("retries")
+        state = State.WORKING if hold else State.DEGRADED
+        self._publish(facts, decision, error=str(error), state=state, hold=hold, last_error=error.code,
+                      last_error_at=time.time(), next_retry=time.time() + max(0.0, due - time.monotonic()))
+
+    def performed(self, facts: Facts, decision: Decision, seconds: float) -> None:
+        """The step was taken."""
+        if decision.step in _RESULTS:
+            self._count(_RESULTS[decision.step].value)
+        if decision.step in (Step.REBOOT, Step.ROLL_BACK):
+            self._count("reboots")
+        changes: dict[str, Any] = {}
+        if decision.step in (Step.STAGE_OS, Step.STAGE_KARGS):
+            changes["transactions"] = self._snapshot.transactions.observe(seconds)
+        if decision.step is Step.DRAIN:
+            changes["out_of_service_since"] = time.time()
+        if decision.step in (Step.CONFIRM, Step.DISCARD):
+            changes["out_of_service_since"] = None
+        self._publish(facts, decision, state=_state(facts, decision), **changes)
+
+    def trouble(self, error: Failure, due: float) -> None:
+        """The node could not even be observed."""
+        del due
+        self._snapshot = dataclasses.replace(self._snapshot, state=State.DEGRADED, last_error=error.code,
+                                             last_error_at=time.time(), round_at=time.time())
+        if self._board is not None:
+            self._board.publish(self._snapshot)
+        last = status.load(self._status) or Status(State.DEGRADED.value, Step.HOLD.value, "", time.time())
+        status.store(self._status, dataclasses.replace(last, state=State.DEGRADED.value, why=str(error),
+                                                       error=str(error), at=time.time()))
+
+    # -- how it is written ------------------------------------------------------------------------------------------
+
+    def _publish(self, facts: Facts, decision: Decision, state: State, error: str = "", **changes: Any) -> None:
+        desired, current = facts.desired, facts.current
+        now = time.time()
+        counts = self._load()
+        self._snapshot = dataclasses.replace(
+            self._snapshot, state=state, step=decision.step, round_at=now,
+            state_since=now if state is not self._snapshot.state else self._snapshot.state_since,
+            current=current.name if current else "", desired=desired.config.name if desired else "",
+            os_overridden=bool(desired and desired.overridden_by),
+            updates={result: counts.get(result.value, 0) for result in Result},
+            reboots=counts.get("reboots", 0), reboots_failed=counts.get("reboots_failed", 0),
+            retries=counts.get("retries", 0), drift_at=now if facts.observation.drift else None, **changes)
+        if self._board is not None:
+            self._board.publish(self._snapshot)
+        update = facts.update
+        status.store(self._status, Status(
+            state=state.value, step=decision.step.value, why=decision.why, at=now,
+            next_look=self._snapshot.next_retry or 0.0, current=self._snapshot.current, desired=self._snapshot.desired,
+            update=update.name if update else "",
+            os_image=current.os_image if current else "", digest=facts.journal.digest,
+            target_digest=update.digest if update else "",
+            release_image=desired.release_image if desired else "",
+            overridden_by=desired.overridden_by if desired else "",
+            hold=facts.observation.hold if decision.step is Step.HOLD else "", error=error,
+            failed=facts.journal.failed.reason if facts.journal.failed else "",
+            warnings=(facts.alien,) if facts.alien else ()))
+
+    def _load(self) -> dict[str, int]:
+        if self._counts is None:
+            try:
+                data = json.loads(self._counters.read_bytes())
+                self._counts = {key: value for key, value in data.items() if isinstance(value, int)}
+            except (OSError, ValueError, AttributeError):
+                self._counts = {}  # counts are not worth a word when they are lost
+        return self._counts
+
+    def _count(self, name: str) -> None:
+        counts = self._load()
+        counts[name] = counts.get(name, 0) + 1
+        files.write_atomic(self._counters, json.dumps(counts).encode())
+
+
+def _state(facts: Facts, decision: Decision) -> State:
+    if decision.step is Step.REJECT:
+        return State.UNRECONCILABLE
+    if decision.step is Step.HOLD and facts.observation.failed_before:
+        return State.DEGRADED
+    if decision.step is Step.REST:
+        return State.DEGRADED if facts.observation.drift else State.DONE
+    return State.WORKING
+
+
+def _hold(facts: Facts, decision: Decision) -> Optional[HoldReason]:
+    if decision.step is not Step.HOLD:
+        return None
+    if facts.observation.failed_before:
+        return HoldReason.FAILED_BEFORE
+    return facts.held.reason if isinstance(facts.held, Held) else None

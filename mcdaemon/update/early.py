@@ -1,0 +1,90 @@
+"""The early unit: before network, CRI-O and kubelet, the booted root is compared with the journal.
+
+It has no bus and no rpm-ostreed; it needs neither. What it does is decided here in the same way as the loop's steps:
+from facts, once, and idempotent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from mcdaemon.host import boot
+from mcdaemon.host.deployments import Machine
+from mcdaemon.host.root import Root
+from mcdaemon.update import commit, journal, verify
+from mcdaemon.update.journal import FailedTarget, Update
+from mcdaemon.update.payload import Payload, Shelf
+
+MOST_REPAIRS = 2
+"""How often an incomplete target is completed and rebooted into before it is given up."""
+
+
+class Early(enum.Enum):
+    """What has to be done before anything else starts."""
+
+    NOTHING = "nothing"
+    COMPLETE = "complete"  # the target was booted without (all of) its files: write them, reboot
+    PUT_BACK = "put-back"  # the old root runs: files outside /etc are put back
+    GIVE_UP = "give-up"  # the target cannot be completed: the way back
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done and whether the machine has to reboot now."""
+
+    action: Early
+    why: str
+    reboot: bool = False
+
+
+def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early, str]:
+    """The whole policy of the early unit. `complete`: the booted root holds all of the payload."""
+    if update is None or update.live:
+        return Early.NOTHING, "no update that reboots is in flight"
+    if not update.finalizing:
+        return Early.NOTHING, "the update in flight was not finalized"
+    if booted != update.staged:
+        return Early.PUT_BACK, "the old deployment is booted"
+    if complete:
+        return Early.NOTHING, "the target is booted and complete"
+    if update.rolled_back or update.repairs >= MOST_REPAIRS:
+        return Early.GIVE_UP, f"the target is still incomplete after {update.repairs} repairs"
+    return Early.COMPLETE, "the target was booted before its files were in place"
+
+
+def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) -> Outcome:
+    """Look at the booted root and do what has to be done. Raises Failure when the disk cannot be read or written."""
+    record, alien = journal.load(path)
+    if alien or record.update is None:
+        return Outcome(Early.NOTHING, alien or "no update is in flight")
+    update = record.update
+    _osname, booted = machine.booted()
+    load = payloads.load(update.id)
+    complete = load is not None and not verify.validate(root, load.expected()).mismatches
+    action, why = decide(update, booted, complete)
+    if action is Early.COMPLETE and load is not None:
+        # Counted before it is tried: a power cut in the middle counts too.
+        changed = dataclasses.replace(update, repairs=update.repairs + 1, committed=booted, proved=booted,
+                                      armed=boot.boot_id(machine.top / "proc"))
+        journal.store(path, dataclasses.replace(record, update=changed))
+        _complete(load, payloads, undo, root)
+        return Outcome(action, why, reboot=True)
+    if action is Early.COMPLETE:
+        action, why = Early.GIVE_UP, f"{why}, and the payload {update.id} is gone"
+    if action is Early.GIVE_UP:
+        # The way back needs rpm-ostree, which is not up yet: the loop takes it first thing.
+        failed = FailedTarget(update.desired, update.digest, why)
+        changed = dataclasses.replace(update, rolled_back=True, failure=why)
+        journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
+    if action is Early.PUT_BACK:
+        commit.take_back(update.id, undo, root, drop=False)
+    return Outcome(action, why)
+
+
+def _complete(load: Payload, payloads: Shelf, undo: Shelf, root: Root) -> None:
+    commit.remember(load, undo, root, root.shared)
+    commit.apply(load, payloads, root)

@@ -1,0 +1,179 @@
+"""The record of the update in flight: what was intended, tied to the deployment it was true of.
+
+One file, replaced as a whole (temporary, fsync, rename, fsync of the directory), with a checksum over its content, so
+that a torn or alien file is recognised. Such a file is moved aside and reported; it is never guessed at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from mcdaemon.decide import Progress
+from mcdaemon.errors import Broken, from_os_error
+from mcdaemon.host import files
+
+_FORMAT = 1
+# A journal is a few hundred bytes; more than this is not ours.
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update in flight.
+
+    :ivar id: random, new for each update; part of the payload's path, of holds and of the kernel argument marker.
+    :ivar desired: identity of the target config; `name` is for people.
+    :ivar source: name of the deployment (checksum.serial) that was booted when the update began.
+    :ivar digest: digest that the target's pullspec was settled to, "" when the base does not change; `image_digest` is
+        the manifest for this platform below it (the same, but for an index); `origin` is what it is staged from.
+    :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
+    :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
+    :ivar armed: boot id in which the reboot was asked for, "" before.
+    :ivar finalizing: boot id in which finalization was asked for, "" before.
+    :ivar repairs: how often the early unit had to complete the target's files.
+    """
+
+    id: str
+    desired: str
+    name: str
+    source: str
+    previous: str = ""
+    live: bool = False
+    digest: str = ""
+    image_digest: str = ""
+    origin: str = ""
+    attempt: int = 0
+    staged: str = ""
+    drained: bool = False
+    finalizing: str = ""
+    committed: str = ""
+    proved: str = ""
+    applied: bool = False
+    armed: str = ""
+    repairs: int = 0
+    rolled_back: bool = False
+    failure: str = ""
+
+    def progress(self, boot_id: str, staged: str, pending: str) -> Progress:
+        """What of this record holds for the deployments that exist now."""
+        return Progress(
+            desired=self.desired,
+            live=self.live,
+            verified=bool(staged) and self.staged == staged,
+            drained=self.drained,
+            committed=bool(pending) and self.committed == pending,
+            proved=bool(pending) and self.proved == pending,
+            applied=self.applied,
+            rebooting=self.armed == boot_id,
+            came_back=bool(self.armed) and self.armed != boot_id,
+            rolled_back=self.rolled_back,
+            failure=self.failure,
+        )
+
+
+@dataclass(frozen=True)
+class FailedTarget:
+    """A target that was taken back; it is not tried again until another config is desired or `retry` is called."""
+
+    desired: str
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Journal:
+    """All that the daemon remembers between two rounds.
+
+    :ivar digest: digest of the image that the last confirmed update put in place ("" before the first one).
+    """
+
+    update: Optional[Update] = None
+    failed: Optional[FailedTarget] = None
+    digest: str = ""
+
+
+def _build(kind: type, data: Any, where: str) -> Any:
+    """A flat dataclass from JSON; unknown, missing and wrongly typed members make the file alien."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: expected an object")
+    hints = typing.get_type_hints(kind)
+    for key, value in data.items():
+        if key not in hints:
+            raise ValueError(f"{where}/{key}: not a member of this format")
+        if not isinstance(value, hints[key]) or (hints[key] is int and isinstance(value, bool)):
+            raise ValueError(f"{where}/{key}: expected {hints[key].__name__}")
+    try:
+        return kind(**data)
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def decode(content: bytes) -> Journal:
+    """The journal in `content`. Raises ValueError naming the place when it is torn or alien."""
+    try:
+        outer = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(outer, dict) or set(outer) != {"format", "sha256", "journal"}:
+        raise ValueError("not a journal of mcdaemon")
+    if outer["format"] != _FORMAT:
+        raise ValueError(f"/format: {outer['format']!r} is not known to this version")
+    inner = outer["journal"]
+    if hashlib.sha256(_canonical(inner)).hexdigest() != outer["sha256"]:
+        raise ValueError("/sha256: the content was changed or torn")
+    if not isinstance(inner, dict) or set(inner) != {"update", "failed", "digest"} or type(inner["digest"]) is not str:
+        raise ValueError("/journal: expected update, failed and digest")
+    return Journal(
+        update=None if inner["update"] is None else _build(Update, inner["update"], "/journal/update"),
+        failed=None if inner["failed"] is None else _build(FailedTarget, inner["failed"], "/journal/failed"),
+        digest=inner["digest"],
+    )
+
+
+def encode(journal: Journal) -> bytes:
+    inner = dataclasses.asdict(journal)
+    outer = {"format": _FORMAT, "sha256": hashlib.sha256(_canonical(inner)).hexdigest(), "journal": inner}
+    return json.dumps(outer, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def store(path: Path, journal: Journal) -> None:
+    """Replace the journal at `path`; on return it survives a power cut. Raises what `host.files` raises."""
+    files.write_atomic(path, encode(journal))
+
+
+def load(path: Path) -> tuple[Journal, str]:
+    """The journal at `path` and, when it was not ours or torn, the sentence that says where it is kept now."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Journal(), ""
+    except OSError as error:
+        raise from_os_error(error, "read the journal", path) from error
+    try:
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"larger than {_MAX_BYTES} bytes")
+        return decode(content), ""
+    except ValueError as error:
+        aside = _aside(path)
+        files.move_aside(path, aside)
+        return Journal(), f"cannot use the journal {path}: {error}; it is kept as {aside}"
+
+
+def _aside(path: Path) -> Path:
+    for number in range(1, 1000):
+        aside = path.with_name(f"{path.name}.alien-{number}")
+        if not aside.exists():
+            return aside
+    raise Broken(f"cannot set the journal {path} aside: too many of them are kept already",
+                 f"look at {path}.alien-* and remove them")

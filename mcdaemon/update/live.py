@@ -1,0 +1,66 @@
+"""Changes that need no reboot: written, acted upon, checked; undone as a whole when any of that fails."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from mcdaemon.errors import Broken
+from mcdaemon.host.bus import Systemd
+from mcdaemon.host.root import Root
+from mcdaemon.machineconfig.disruption import CRIO, Action, ActionKind
+from mcdaemon.machineconfig.model import MachineConfig
+from mcdaemon.plan import Plan
+from mcdaemon.update import commit, payload, verify
+from mcdaemon.update.payload import Shelf
+
+JOB_TIMEOUT = 300.0
+"""Seconds that a restart or reload may take."""
+
+_JOBS = {ActionKind.RESTART: "Restart", ActionKind.RELOAD: "Reload"}
+
+
+def apply(update: str, new: MachineConfig, old: Optional[MachineConfig], plan: Plan, root: Root, payloads: Shelf,
+          undo: Shelf, systemd: Systemd) -> None:
+    """Bring the running root to `new`. Idempotent; raises Broken when it did not take, the caller then undoes it."""
+    load, entries = payload.build(update, new, old, root, root)
+    payloads.save(load, entries)
+    commit.remember(load, undo, root, lambda _path: True)
+    commit.apply(load, payloads, root)
+    act(plan.actions, bool(plan.difference.units), systemd)
+    report = verify.validate(root, load.expected())
+    if report.mismatches:
+        raise Broken(f"cannot apply {new.name} without a reboot: {report.text()}")
+
+
+def take_back(update: str, plan: Optional[Plan], root: Root, undo: Shelf, systemd: Systemd) -> None:
+    """Put everything back and let the services see it. Idempotent."""
+    if undo.load(update) is None:
+        return  # nothing was written yet, or all of it is back already
+    commit.take_back(update, undo, root, drop=False)
+    if plan is not None:
+        act(plan.actions, bool(plan.difference.units), systemd)
+    undo.drop(update)
+
+
+def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd) -> None:
+    """Do what the disruption policy says, in its order, and check that it had an effect."""
+    kinds = {action.kind for action in actions}
+    if units_changed and ActionKind.DAEMON_RELOAD not in kinds:
+        systemd.reload()
+    for action in actions:
+        if action.kind is ActionKind.DAEMON_RELOAD:
+            systemd.reload()
+        elif action.kind is ActionKind.SPECIAL:
+            _job(systemd, "Reload", CRIO)
+        elif action.kind in _JOBS:
+            _job(systemd, _JOBS[action.kind], action.unit)
+
+
+def _job(systemd: Systemd, verb: str, unit: str) -> None:
+    result = systemd.run_job(verb, unit, JOB_TIMEOUT)
+    if result != "done":
+        raise Broken(f"cannot {verb.lower()} {unit}: the job ended with {result!r}", f"see `journalctl -u {unit}`")
+    state = systemd.active_state(unit)
+    if state in ("failed", "auto-restart"):
+        raise Broken(f"cannot use the new config: {unit} is {state} after its {verb.lower()}",
+                     f"see `journalctl -u {unit}`")

@@ -1,0 +1,120 @@
+"""Staging: the OS and its kernel arguments, and the proof that what is staged is what was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from mcdaemon.decide import Staged
+from mcdaemon.errors import Broken, Held, HoldReason
+from mcdaemon.host.deployments import Machine, StagedDeployment
+from mcdaemon.host.root import Root
+from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.machineconfig import kernelargs
+from mcdaemon.plan import Plan
+
+MARKER = "mcdaemon.update="
+"""Kernel argument that gives an update with an unchanged OS a deployment of its own."""
+
+_ROOM = 64 << 20
+"""Bytes that must stay free on the file system of the deployments for the payload and the merged /etc."""
+
+
+def title(update: str, attempt: int) -> str:
+    """`initiating-command-line`: unique for each transaction, or rpm-ostree would join an old one (2.3)."""
+    return f"mcdaemon:{update}:{attempt}"
+
+
+def kernel_line(existing: str, plan: Plan, update: str) -> str:
+    """The kernel arguments to stage: what is there, without what the old config managed, with what the new one does.
+
+    With an unchanged OS the marker of the update makes the line, and so the deployment, a new one.
+    """
+    line = [word for word in kernelargs.split(existing) if not word.startswith(MARKER)]
+    change = kernelargs.plan(plan.kargs_from, plan.kargs_to, line)
+    marker = [] if plan.os_changes else [MARKER + update]
+    return " ".join([*kernelargs.expected(line, change), *marker])
+
+
+def classify(plan: Plan, update: str, digest: str, staged: Optional[StagedDeployment],
+             deployments: Sequence[Deployment]) -> Staged:
+    """What the staged deployment is, measured against the target (rpm-ostree.md 7.1: identity of success)."""
+    if staged is None:
+        return Staged.NONE
+    entry = next((d for d in deployments if d.staged), None)
+    booted = next((d for d in deployments if d.booted), None)
+    if entry is None or booted is None or entry.name != staged.name or not staged.locked:
+        return Staged.OTHER
+    if entry.digest != (digest if plan.image else booted.digest) or not _packages_fit(plan, entry):
+        return Staged.OTHER
+    if _kernel_arguments_fit(plan, update, staged.kernel_arguments):
+        return Staged.READY
+    return Staged.OS_ONLY if plan.os_changes else Staged.OTHER
+
+
+def _packages_fit(plan: Plan, entry: Deployment) -> bool:
+    requested, removed = set(entry.requested), set(entry.removals)
+    return (set(plan.packages.install) <= requested and not set(plan.packages.uninstall) & requested
+            and set(plan.packages.remove_base) <= removed and not set(plan.packages.reset_base) & removed)
+
+
+def _kernel_arguments_fit(plan: Plan, update: str, arguments: Sequence[str]) -> bool:
+    if not plan.os_changes and MARKER + update not in arguments:
+        return False
+    return kernelargs.satisfied(arguments, plan.kargs_to, plan.kargs_from)
+
+
+def verify(machine: Machine, staged: StagedDeployment) -> None:
+    """What can be proved of a staged deployment besides its identity: that it has room, and an agent's interpreter.
+
+    Raises Held for want of space, Broken for a target that would strand the agent.
+    """
+    root = machine.root_of(staged.name)
+    if not interpreter(root):
+        raise Broken(
+            "cannot use this OS image: it has no Python >= 3.9 with gi, which mcdaemon needs to run after the reboot",
+            "add python3 and python3-gobject-base to the image")
+    free = os.statvfs(root.path)
+    if free.f_bavail * free.f_frsize < _ROOM:
+        raise Held(HoldReason.SPACE, f"cannot finalize: less than {_ROOM >> 20} MiB are free on the root file system",
+                   "remove images or logs")
+    _room_for_kernel(machine, root, staged)
+
+
+def _room_for_kernel(machine: Machine, root: Root, staged: StagedDeployment) -> None:
+    """The kernel and initramfs are copied to /boot at finalization, unless an equal pair is there (5.6)."""
+    size = sum(path.stat().st_size for name in ("vmlinuz", "initramfs.img")
+               for path in root.path.glob(f"usr/lib/modules/*/{name}"))
+    known = {path.name for path in (machine.boot / "ostree").glob(f"{staged.osname}-*")}
+    if f"{staged.osname}-{staged.bootcsum}" in known:
+        return
+    free = os.statvfs(machine.boot)
+    if free.f_bavail * free.f_frsize < size:
+        raise Held(HoldReason.SPACE, f"cannot finalize: the kernel needs {size >> 20} MiB on /boot and "
+                   f"{(free.f_bavail * free.f_frsize) >> 20} MiB are free",
+                   "remove old deployments with `rpm-ostree cleanup -r`")
+
+
+def interpreter(root: Root) -> Optional[Path]:
+    """A Python >= 3.9 of that root that has gi, as the zipapp needs it (design: the agent survives the image)."""
+    bindings = [path for pattern in ("lib/python3*/site-packages", "lib64/python3*/site-packages",
+                                     "lib/python3/dist-packages")
+                for path in root.path.glob(f"usr/{pattern}/gi/__init__.py")]
+    link = root.path / "usr/bin/python3"
+    if not bindings or not os.path.lexists(link):
+        return None
+    # A link in that root may be absolute: it is resolved inside it, one step, as distributions make it.
+    place = link.parent / os.readlink(link).rsplit("/", 1)[-1] if link.is_symlink() else link
+    version = place.name[len("python3"):].lstrip(".")
+    if not place.is_file() or not os.access(place, os.X_OK) or (version.isdigit() and int(version) < 9):
+        return None
+    return place
+
+
+
+def needs_repository(plan: Plan, booted: Optional[Deployment]) -> bool:
+    """Whether the transaction reads packages: some are added, or the base changes below layered ones (mcd.md 5.2)."""
+    layered = bool(booted and booted.requested)
+    return bool(plan.extensions_image) and bool(plan.packages.install or (plan.image and layered))

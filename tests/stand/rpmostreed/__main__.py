@@ -1,0 +1,56 @@
+"""Starts the stand-in: ``python3 -m tests.stand.rpmostreed [--profile AC]``."""
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import List, Optional
+
+import gi
+
+gi.require_version("Gio", "2.0")
+from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
+
+from tests.stand.rpmostreed import DEFAULT_PROFILE, interface, profiles  # noqa: E402
+from tests.stand.rpmostreed.daemon import Daemon  # noqa: E402
+from tests.stand.rpmostreed.errors import OperationFailed  # noqa: E402
+from tests.stand.rpmostreed.sysroot import enter_mount_namespace  # noqa: E402
+from tests.stand.rpmostreed.transaction import journal  # noqa: E402
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Runs the daemon until it is idle for long enough or told to stop. Its exit status."""
+    parser = argparse.ArgumentParser(description="Stand-in for rpm-ostreed on the system bus.")
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, type=profiles.parse,
+                        help=f"letters of {profiles.LETTERS}, see profiles.py (default {DEFAULT_PROFILE})")
+    options = parser.parse_args(arguments)
+    loop = GLib.MainLoop()
+    try:
+        enter_mount_namespace()
+        bus = Gio.bus_get_sync(Gio.BusType.SYSTEM, None)
+        daemon = Daemon(bus, options.profile, loop.quit)
+        daemon.start()
+    except (OSError, OperationFailed) as error:
+        return _refuse(str(error))
+    except GLib.Error as error:
+        return _refuse(f"Error setting up sysroot: {error.message}")
+    lost: List[str] = []
+
+    def on_lost(_bus: object, name: str) -> None:
+        lost.append(name)
+        loop.quit()
+
+    Gio.bus_own_name_on_connection(bus, interface.BUS_NAME, Gio.BusNameOwnerFlags.NONE, None, on_lost)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, number, loop.quit)
+    loop.run()
+    return _refuse(f"cannot own {lost[0]}") if lost else 0
+
+
+def _refuse(text: str) -> int:
+    journal(f"error: Couldn't start daemon: {text}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
