@@ -81,7 +81,7 @@ class Observer:
             return self._resting(facts)
         if refusal and update is None:
             return _with(facts, refusal=refusal)
-        return self._moving(facts) if update or desired else facts
+        return self._moving(facts, refusal) if update or desired else facts
 
     def carried(self) -> Optional[MachineConfig]:
         """The config that the running root carries, None before the first."""
@@ -119,8 +119,8 @@ class Observer:
         assert facts.current is not None
         return _with(facts, drift="; ".join(drift(self._context, facts.current)))
 
-    def _moving(self, facts: Facts) -> Facts:
-        """The facts of an update that is due or in flight."""
+    def _moving(self, facts: Facts, refusal: str) -> Facts:
+        """The facts of an update that is due or in flight; `refusal`: why the desired config cannot be read just now."""
         context, update = self._context, facts.update
         active = context.rpmostree.active()
         if active is not None and active.title.startswith("mcdaemon:"):
@@ -132,11 +132,11 @@ class Observer:
         if update is not None and not update.live and facts.booted == update.staged and update.finalizing:
             return self._arrived(facts, update)
         if facts.desired is None:
-            return self._in_flight(facts, None)
+            return self._in_flight(_with(facts, hold=refusal), None)
         try:
             self._check_reconcilable(facts)
         except Irreconcilable as error:
-            return self._in_flight(_with(facts, refusal=str(error)), None)
+            return self._in_flight(_with(facts, refusal=str(error), hold=str(error)), None)
         plan, facts = self._plan(facts)
         return self._in_flight(facts, plan)
 
@@ -161,29 +161,33 @@ class Observer:
             return plan, facts
         if facts.held is not None:
             facts = _with(facts, hold=str(facts.held))
+        if update is not None and not update.digest:
+            plan = dataclasses.replace(plan, image="")  # settled when it began: the base does not change
         if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
             return plan, facts  # staged and verified: no image is read any more
-        if plan.image:
-            digest = update.digest if update else ""
-            try:
-                resolution = self._context.images.check(plan.image, digest)
+        return self._images(plan, facts, booted)
+
+    def _images(self, plan: Plan, facts: Facts, booted: Optional[Deployment]) -> tuple[Plan, Facts]:
+        """Where the images are that the plan reads; a wait when one is complete nowhere."""
+        update = facts.update
+        try:
+            if plan.image:
+                resolution = self._context.images.check(plan.image, update.digest if update else "")
                 facts = dataclasses.replace(facts, resolution=resolution)
-                if booted is not None and resolution.image_digest == booted.digest and not (update and update.digest):
-                    plan = dataclasses.replace(plan, image="")
-            except (Held, Transient) as error:
-                facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
-        if stage.needs_repository(plan, booted):
-            try:
+                if update is None and booted is not None and resolution.image_digest == booted.digest:
+                    plan = dataclasses.replace(plan, image="")  # another name for what is booted
+            if stage.needs_repository(plan, booted):
                 self._context.images.check(plan.extensions_image)
-            except (Held, Transient) as error:
-                facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
+        except (Held, Transient) as error:
+            facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
         return plan, facts
 
     def _in_flight(self, facts: Facts, plan: Optional[Plan]) -> Facts:
         update = facts.update
         state = Staged.NONE if facts.staged is None else Staged.OTHER
         if update is not None and plan is not None:
-            state = stage.classify(plan, update.id, update.image_digest, facts.staged, facts.deployments)
+            state = stage.classify(plan, update.id, update.image_digest, facts.staged, facts.deployments,
+                                   self._context.machine.options_of(facts.booted))
         failed = facts.journal.failed
         wish = facts.observation.desired
         return _with(

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
@@ -35,6 +35,7 @@ class Performer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._finalized_at = time.time()
+        self._asked: Optional[float] = None
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
             Step.APPLY_LIVE: self._apply_live,
             Step.STAGE_OS: self._stage_os,
@@ -214,15 +215,23 @@ class Performer:
         if report.mismatches:
             raise Broken(f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
                          f"{report.text()}")
-        plan, options = facts.plan, kernelargs.split(context.machine.pending_options())
+        plan, options = facts.plan, kernelargs.split(context.machine.options_of(facts.pending))
         if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
         self._note(proved=facts.pending)
 
     def _reboot(self, facts: Facts, _decision: Decision) -> None:
-        """Arm the journal, then ask. Until the call has succeeded the update can still be dropped (P7)."""
-        if _update(facts).armed == facts.boot_id:
+        """Arm the journal, then ask. Until the call has succeeded the update can still be dropped (P7).
+
+        An armed journal without our asking is the work of an agent that died in between: ask, twice does no harm.
+        """
+        patience = self._context.settings.reboot.timeout_seconds
+        if self._asked is not None and time.monotonic() - self._asked < patience:
             return
+        if self._asked is not None:
+            self._asked = None
+            raise Transient(f"cannot reboot: it was asked for {patience:.0f} s ago and did not come",
+                            "see `systemctl list-jobs` and `systemd-inhibit --list`; it is asked for again")
         late = merge.late_changes(self._context.root.path / "etc", self._finalized_at)
         if late:
             log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
@@ -232,6 +241,7 @@ class Performer:
         except (Held, Transient, Broken):
             self._note(armed="")
             raise
+        self._asked = time.monotonic()
 
     def _ask_for_reboot(self) -> None:
         settings = self._context.settings.reboot

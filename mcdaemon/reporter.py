@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mcdaemon.decide import Decision, Step
-from mcdaemon.errors import Failure, Held, HoldReason
+from mcdaemon.errors import Failure, Held, HoldReason, Transient
 from mcdaemon.host import files
 from mcdaemon.observe import Facts
 from mcdaemon.report import status
@@ -66,14 +66,15 @@ class Reporter:
 
     def trouble(self, error: Failure, due: float) -> None:
         """The node could not even be observed."""
-        del due
-        self._snapshot = dataclasses.replace(self._snapshot, state=State.DEGRADED, last_error=error.code,
-                                             last_error_at=time.time(), round_at=time.time())
+        state = State.WORKING if isinstance(error, (Held, Transient)) else State.DEGRADED
+        self._snapshot = dataclasses.replace(
+            self._snapshot, state=state, last_error=error.code, last_error_at=time.time(), round_at=time.time(),
+            next_retry=time.time() + max(0.0, due - time.monotonic()))
         if self._board is not None:
             self._board.publish(self._snapshot)
-        last = status.load(self._status) or Status(State.DEGRADED.value, Step.HOLD.value, "", time.time())
-        status.store(self._status, dataclasses.replace(last, state=State.DEGRADED.value, why=str(error),
-                                                       error=str(error), at=time.time()))
+        last = status.load(self._status) or Status(state.value, Step.HOLD.value, "", time.time())
+        status.store(self._status, dataclasses.replace(last, state=state.value, why=str(error), error=str(error),
+                                                       at=time.time()))
 
     # -- how it is written ------------------------------------------------------------------------------------------
 

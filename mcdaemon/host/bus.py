@@ -105,6 +105,7 @@ class Systemd:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._subscribed: Optional[Any] = None
 
     def _manager(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, doing: str = "") -> Any:
         proxy = self._bus.proxy(_SYSTEMD, _MANAGER, doing or "reach systemd")
@@ -151,7 +152,7 @@ class Systemd:
         timer.set_callback(lambda *_: expired())
         timer.attach(context)
         try:
-            self._manager("Subscribe", doing=doing)
+            self._subscribe(connection, doing)
             state["job"] = self._manager(f"{verb}Unit", unit, "replace", timeout=timeout, doing=doing)
             while state["job"] not in results and not state["late"]:
                 loop.run()
@@ -161,6 +162,12 @@ class Systemd:
         if state["job"] not in results:
             raise Transient(f"cannot {doing}: no result within {timeout:.0f} s", f"see `systemctl status {unit}`")
         return results[state["job"]]
+
+    def _subscribe(self, connection: Any, doing: str) -> None:
+        """systemd sends no signals before, and refuses a second time on the same connection."""
+        if self._subscribed is not connection:
+            self._manager("Subscribe", doing=doing)
+            self._subscribed = connection
 
     def active_state(self, unit: str) -> str:
         """`ActiveState` of a unit ("active", "failed", "inactive", ...)."""

@@ -75,10 +75,10 @@ class Machine:
             return ""
         return found[0].deployment
 
-    def pending_options(self) -> str:
-        """Kernel command line of the next boot."""
+    def options_of(self, name: str) -> str:
+        """The kernel command line that the boot entry of a deployment has, "" when it has none."""
         found = boot.entries(self.boot, self.sysroot)
-        return found[0].options if found else ""
+        return next((entry.options for entry in found if entry.deployment == name), "")
 
     def staged(self) -> Optional[StagedDeployment]:
         """The staged deployment. Raises Broken when libostree's file cannot be understood."""

@@ -10,7 +10,7 @@ import http.cookiejar
 import ipaddress
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,6 +29,7 @@ _CA_BUNDLES = ("etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "etc/ssl/cert
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECT_LIMIT = 5
 _CHUNK = 65536
+_SMALL_CHUNK = 64
 RETRY_AFTER_LIMIT = 3600.0
 
 
@@ -151,9 +152,7 @@ class Connections:
             location = answer.headers.get("Location", "")
             if answer.status not in _REDIRECTS or not location:
                 return answer
-            url, form = urljoin(url, location), None
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise Unavailable(Verdict.MALFORMED, f"{first.netloc} redirects to {printable(url)}")
+            url, form = _target(url, location), None
         raise Unavailable(Verdict.MALFORMED, f"{first.netloc} redirects more than {_REDIRECT_LIMIT} times")
 
     def _once(
@@ -184,7 +183,8 @@ class Connections:
                 return Answer(response.status_code, response.headers, body, url, redirected)
         except requests.exceptions.SSLError as error:
             raise Unavailable(Verdict.TLS, f"{host}: {_cause(error)}") from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidHeader, UnicodeError) as error:
+        except ValueError as error:
+            # InvalidURL and InvalidHeader are ValueErrors; requests also lets some of urllib's through, for a Location.
             raise Unavailable(Verdict.MALFORMED, f"{host}: {printable(str(error))}") from error
         except requests.exceptions.Timeout as error:
             raise Unavailable(Verdict.UNREACHABLE, f"{host} does not answer in time") from error
@@ -193,7 +193,7 @@ class Connections:
 
     def _read(self, response: requests.Response, host: str, size_limit: int, deadline: float) -> bytes:
         parts, size = [], 0
-        for part in response.iter_content(_CHUNK):
+        for part in _pieces(response):
             size += len(part)
             parts.append(part)
             if size > size_limit:
@@ -213,6 +213,31 @@ class Connections:
         if self._ca_bundle is None:
             raise Unavailable(Verdict.TLS, "this host has no CA bundle (ca-certificates) to verify a registry with")
         return str(self._ca_bundle)
+
+
+def _target(url: str, location: str) -> str:
+    """Where a redirect leads. Raises Unavailable(MALFORMED)."""
+    try:
+        target = urljoin(url, location)
+        if urlsplit(target).scheme in ("http", "https"):
+            return target
+    except ValueError:
+        pass
+    raise Unavailable(Verdict.MALFORMED, f"{urlsplit(url).netloc} redirects to {printable(location)}")
+
+
+def _pieces(response: requests.Response) -> Iterator[bytes]:
+    """The body as it arrives, so that the deadline is looked at even while a server drips."""
+    read1 = getattr(response.raw, "read1", None)
+    if read1 is None:
+        # urllib3 before 2.3 reads until a piece is full.
+        yield from response.iter_content(_SMALL_CHUNK)
+        return
+    while True:
+        piece: bytes = read1(_CHUNK)
+        if not piece:
+            return
+        yield piece
 
 
 def _proxies(url: str) -> dict[str, str]:

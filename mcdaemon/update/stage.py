@@ -32,15 +32,18 @@ def kernel_line(existing: str, plan: Plan, update: str) -> str:
 
     With an unchanged OS the marker of the update makes the line, and so the deployment, a new one.
     """
-    line = [word for word in kernelargs.split(existing) if not word.startswith(MARKER)]
+    line = _unmarked(kernelargs.split(existing))
     change = kernelargs.plan(plan.kargs_from, plan.kargs_to, line)
     marker = [] if plan.os_changes else [MARKER + update]
     return " ".join([*kernelargs.expected(line, change), *marker])
 
 
 def classify(plan: Plan, update: str, digest: str, staged: Optional[StagedDeployment],
-             deployments: Sequence[Deployment]) -> Staged:
-    """What the staged deployment is, measured against the target (rpm-ostree.md 7.1: identity of success)."""
+             deployments: Sequence[Deployment], booted_line: str) -> Staged:
+    """What the staged deployment is, measured against the target (rpm-ostree.md 7.1: identity of success).
+
+    `booted_line`: the kernel arguments that the booted entry was written with.
+    """
     if staged is None:
         return Staged.NONE
     entry = next((d for d in deployments if d.staged), None)
@@ -49,21 +52,26 @@ def classify(plan: Plan, update: str, digest: str, staged: Optional[StagedDeploy
         return Staged.OTHER
     if entry.digest != (digest if plan.image else booted.digest) or not _packages_fit(plan, entry):
         return Staged.OTHER
-    if _kernel_arguments_fit(plan, update, staged.kernel_arguments):
+    wanted = kernelargs.split(kernel_line(booted_line, plan, update))
+    if _comparable(staged.kernel_arguments, plan) == _comparable(wanted, plan):
         return Staged.READY
     return Staged.OS_ONLY if plan.os_changes else Staged.OTHER
+
+
+def _comparable(line: Sequence[str], plan: Plan) -> list[str]:
+    """Without `ostree=`, which libostree writes at finalization; with another OS an older marker does not matter."""
+    words = _unmarked(line) if plan.os_changes else line
+    return [word for word in words if not word.startswith("ostree=")]
+
+
+def _unmarked(line: Sequence[str]) -> list[str]:
+    return [word for word in line if not word.startswith(MARKER)]
 
 
 def _packages_fit(plan: Plan, entry: Deployment) -> bool:
     requested, removed = set(entry.requested), set(entry.removals)
     return (set(plan.packages.install) <= requested and not set(plan.packages.uninstall) & requested
             and set(plan.packages.remove_base) <= removed and not set(plan.packages.reset_base) & removed)
-
-
-def _kernel_arguments_fit(plan: Plan, update: str, arguments: Sequence[str]) -> bool:
-    if not plan.os_changes and MARKER + update not in arguments:
-        return False
-    return kernelargs.satisfied(arguments, plan.kargs_to, plan.kargs_from)
 
 
 def verify(machine: Machine, staged: StagedDeployment) -> None:

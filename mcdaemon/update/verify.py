@@ -51,10 +51,9 @@ class Mismatch:
 
     def __str__(self) -> str:
         why = f" [{self.reason}]" if self.reason else ""
-        path = self.path.encode("utf-8", "backslashreplace").decode("utf-8")
         if self.aspect is Aspect.MISSING:
-            return f"{path}: missing, expected {self.expected}{why}"
-        return f"{path}: {self.aspect.value}: expected {self.expected}, found {self.found}{why}"
+            return _printable(f"{self.path}: missing, expected {self.expected}{why}")
+        return _printable(f"{self.path}: {self.aspect.value}: expected {self.expected}, found {self.found}{why}")
 
 
 @dataclass(frozen=True)
@@ -128,3 +127,8 @@ def _describe(node: Node) -> str:
 
 def _hash(node: Node) -> str:
     return f"sha256 {node.sha256[:_SHORT]}"
+
+
+def _printable(text: str) -> str:
+    # A link target on disk can hold anything; it must not forge a line of the log or break the terminal.
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -31,11 +31,25 @@ SIZE = len(IMAGE.config) + sum(len(layer.blob) for layer in IMAGE.layers)
 QUICK = Limits(connect=2.0, read=1.0, total=3.0)
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with Registry(tmp_path_factory.mktemp("standing")) as running:
+        images.push(IMAGE, f"{running.host}/team/os:1")
+        yield running
+
+
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
+def registry(standing: Registry) -> Registry:
+    """For tests that take nothing away."""
+    standing.forget_requests()
+    return standing
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Registry]:
+    """For tests that delete."""
     with Registry(tmp_path / "registry") as running:
         images.push(IMAGE, f"{running.host}/team/os:1")
-        running.forget_requests()
         yield running
 
 
@@ -59,9 +73,9 @@ def check(
         return client.check(Endpoint(host, path, insecure), digest)
 
 
-def refusal(host: str, digest: str = IMAGE.digest, **more: object) -> Unavailable:
+def refusal(host: str, digest: str = IMAGE.digest, **more: Any) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
-        check(host, digest, **more)  # type: ignore[arg-type]
+        check(host, digest, **more)
     return caught.value
 
 
@@ -112,21 +126,21 @@ def test_an_index_without_this_platform_says_which_it_has(registry: Registry) ->
     assert "only for linux/s390x" in error.reason
 
 
-def test_an_index_whose_child_is_gone_is_incomplete(registry: Registry) -> None:
+def test_an_index_whose_child_is_gone_is_incomplete(fresh: Registry) -> None:
     child = images.os_image({"/etc/child": images.File(b"")})
     index = images.Index((child,))
-    images.push(index, f"{registry.host}/team/os:multi")
-    registry.delete("team/os", child.digest)
-    error = refusal(registry.host, index.digest)
+    images.push(index, f"{fresh.host}/team/os:multi")
+    fresh.delete("team/os", child.digest)
+    error = refusal(fresh.host, index.digest)
     assert error.verdict is Verdict.INCOMPLETE
     assert error.opened
 
 
-def test_a_deleted_manifest_is_absent(registry: Registry, tmp_path: Path) -> None:
-    registry.delete("team/os", IMAGE.digest)
-    error = refusal(registry.host)
+def test_a_deleted_manifest_is_absent(fresh: Registry, tmp_path: Path) -> None:
+    fresh.delete("team/os", IMAGE.digest)
+    error = refusal(fresh.host)
     assert (error.verdict, error.reason, error.opened) == (Verdict.ABSENT, "manifest unknown", False)
-    assert not skopeo_copies(registry.host, IMAGE.digest, tmp_path / "copy")
+    assert not skopeo_copies(fresh.host, IMAGE.digest, tmp_path / "copy")
 
 
 def test_an_unknown_repository_is_absent(registry: Registry) -> None:
@@ -134,13 +148,13 @@ def test_an_unknown_repository_is_absent(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("gone", [*LAYERS, IMAGE.config_digest])
-def test_one_deleted_blob_makes_it_incomplete(registry: Registry, tmp_path: Path, gone: str) -> None:
-    registry.delete_blob("team/os", gone)
-    error = refusal(registry.host)
+def test_one_deleted_blob_makes_it_incomplete(fresh: Registry, tmp_path: Path, gone: str) -> None:
+    fresh.delete_blob("team/os", gone)
+    error = refusal(fresh.host)
     assert error.verdict is Verdict.INCOMPLETE
     assert error.reason == f"1 of its 3 blobs cannot be had: {gone} is missing"
     assert error.opened
-    assert not skopeo_copies(registry.host, IMAGE.digest, tmp_path / "copy")
+    assert not skopeo_copies(fresh.host, IMAGE.digest, tmp_path / "copy")
 
 
 def test_a_layer_of_another_size_makes_it_incomplete(proxy: FaultProxy) -> None:
@@ -150,10 +164,10 @@ def test_a_layer_of_another_size_makes_it_incomplete(proxy: FaultProxy) -> None:
     assert "has 5 bytes instead of" in error.reason
 
 
-def test_a_stopped_registry_is_unreachable_and_the_cause_is_told(registry: Registry) -> None:
-    registry.stop()
-    error = refusal(registry.host)
-    assert (error.verdict, error.reason) == (Verdict.UNREACHABLE, f"{registry.host}: Connection refused")
+def test_a_stopped_registry_is_unreachable_and_the_cause_is_told(fresh: Registry) -> None:
+    fresh.stop()
+    error = refusal(fresh.host)
+    assert (error.verdict, error.reason) == (Verdict.UNREACHABLE, f"{fresh.host}: Connection refused")
 
 
 def test_a_name_that_cannot_be_looked_up_is_unreachable() -> None:

@@ -252,7 +252,7 @@ def keys(value: object, name: str = "") -> set[str]:
 def test_the_tmpfiles_make_the_agents_places_private(tree: Path, tmp_path: Path) -> None:
     done = run(["systemd-tmpfiles", "--create", f"--root={tmp_path}", str(tree / "etc/tmpfiles.d/mcdaemon.conf")])
     assert done.returncode == 0, done.stderr
-    private = ("var/lib/mcdaemon", "var/lib/mcdaemon/payload", "etc/mcdaemon/machineconfigs")
+    private = ("var/lib/mcdaemon", "var/lib/mcdaemon/payload", "var/lib/mcdaemon/machineconfigs")
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in private} == dict.fromkeys(private, 0o700)
     assert (tmp_path / "run/mcdaemon").is_dir()
 

@@ -88,7 +88,9 @@ def test_a_link_of_a_user_is_not_followed(root: Root) -> None:
     os.symlink("/etc", root.var / "home/core/link")
     os.lchown(root.var / "home/core/link", USER, USER)
     assert root.canonical("/home/core/link/x") == "/var/home/core/link/x"
-    with pytest.raises(Broken, match=r"cannot reach /home/core/link/x: /var/home/core/link is a link that a user could"):
+    with pytest.raises(
+        Broken, match=r"cannot reach /home/core/link/x: /var/home/core/link is a link that a user could"
+    ):
         with open_parent(root, "/home/core/link/x"):
             pass
 

@@ -4,6 +4,7 @@ The protocol is JSON over a SOCK_SEQPACKET socket; bulk data comes through pipes
 replies (containers-image-proxy-rs is the client that rpm-ostree uses). Nothing is answered by this module itself:
 an error always carries skopeo's own text.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +16,8 @@ import signal
 import socket
 import subprocess
 import threading
-from typing import BinaryIO, Dict, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import IO, Optional
 
 _PACKET = 64 * 1024
 _CHUNK = 256 * 1024
@@ -40,16 +42,20 @@ def _die_with_parent() -> None:
 class ImageProxy:
     """One skopeo child. Use as a context manager; not for several threads at once, ``kill`` excepted."""
 
-    def __init__(self, authfile: str = "", environment: Optional[Dict[str, str]] = None) -> None:
+    def __init__(self, authfile: str = "", environment: Optional[dict[str, str]] = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(REQUEST_TIMEOUT)
         credentials = ["--authfile", authfile] if authfile else ["--no-creds"]
         self._socket = ours
         # The child must not outlive a daemon that is killed in the middle of a pull, as with EXT:isolation.rs.
-        self._child = subprocess.Popen(  # noqa: PLW1509 - prctl is async-signal-safe
+        self._child = subprocess.Popen(
             ["skopeo", "experimental-image-proxy", "--sockfd", "0", *credentials],
-            stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=environment, preexec_fn=_die_with_parent)
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            preexec_fn=_die_with_parent,
+        )
         theirs.close()
 
     def __enter__(self) -> ImageProxy:
@@ -84,7 +90,7 @@ class ImageProxy:
     def close_image(self, image: int) -> None:
         self._request("CloseImage", image)
 
-    def manifest(self, image: int) -> Tuple[str, bytes]:
+    def manifest(self, image: int) -> tuple[str, bytes]:
         """The digest of the original manifest and the manifest for this platform, as OCI JSON."""
         value, pipe, pipe_id = self._request("GetManifest", image)
         return str(value), self._read_all(pipe, pipe_id)
@@ -102,7 +108,7 @@ class ImageProxy:
             self._request("FinishPipe", pipe_id)
         return int(str(value))
 
-    def fetch(self, image: int, digest: str, size: int, target: BinaryIO) -> None:
+    def fetch(self, image: int, digest: str, size: int, target: IO[bytes]) -> None:
         """Copies a blob to ``target``. Raises ProxyError where skopeo finds it missing, short or corrupt."""
         _, pipe, pipe_id = self._request("GetBlob", image, digest, size)
         checksum = hashlib.sha256()
@@ -116,7 +122,7 @@ class ImageProxy:
 
     def _read(self, pipe: int, pipe_id: int) -> Iterator[bytes]:
         # The proxy closes its end of the pipe in FinishPipe only, so that request has to run beside the reading.
-        failure: List[Exception] = []
+        failure: list[Exception] = []
         finisher = threading.Thread(target=self._finish, args=(pipe_id, failure), daemon=True)
         finisher.start()
         try:
@@ -131,13 +137,13 @@ class ImageProxy:
         if failure:
             raise failure[0]
 
-    def _finish(self, pipe_id: int, failure: List[Exception]) -> None:
+    def _finish(self, pipe_id: int, failure: list[Exception]) -> None:
         try:
             self._request("FinishPipe", pipe_id)
         except (ProxyError, OSError) as error:
             failure.append(error)
 
-    def _request(self, method: str, *arguments: object) -> Tuple[object, int, int]:
+    def _request(self, method: str, *arguments: object) -> tuple[object, int, int]:
         """Sends one request. The reply's value, and the pipe with its id (-1, 0 without a pipe)."""
         try:
             self._socket.send(json.dumps({"method": method, "args": list(arguments)}).encode())

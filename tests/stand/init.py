@@ -15,6 +15,7 @@ kernels) are the image's own.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import socket
@@ -44,7 +45,8 @@ class BootPlan:
     """Everything that the in-node processes have to know about this boot; travels as JSON through a file.
 
     `deployment` and `stateroot_var` are host paths. `binds` are (host path, node path, "ro" or "rw"). `log` is the
-    host directory that becomes /run/stand/log (unit logs, call log), `library` the `tests` directory.
+    host directory that becomes /run/stand/log (unit logs, call log), `library` the `tests` directory, `scratch` a
+    directory for this boot alone on the file system of the sysroot.
     """
 
     sysroot: str
@@ -54,6 +56,7 @@ class BootPlan:
     boot_id: str
     library: str
     log: str
+    scratch: str
     binds: list[list[str]]
     units: dict[str, str]
     environment: dict[str, str]
@@ -94,7 +97,7 @@ def mount_root(plan: BootPlan) -> None:
     bind(root, root)
     mount("overlay", f"{root}/usr", "overlay", MS_RDONLY, f"lowerdir={root}/usr:/usr")
     bind(plan.sysroot, f"{root}/sysroot")
-    bind(f"{plan.sysroot}/boot", f"{root}/boot")
+    mount_boot(plan)
     bind(plan.stateroot_var, f"{root}/var")
     mount("tmpfs", f"{root}/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
@@ -111,6 +114,25 @@ def mount_root(plan: BootPlan) -> None:
         if os.path.isdir(f"{root}/usr/{name}"):
             hide_host_directory(f"{own}/{name}", f"{root}/usr/{name}", f"{root}/run/stand/empty")
     mount("", f"{root}/sysroot", flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
+
+
+def mount_boot(plan: BootPlan) -> None:
+    """Mount the sysroot's boot directory as an overlay that has nothing below it.
+
+    libostree freezes the file system of /boot while it swaps the boot entries (FIFREEZE). On a plain bind mount that
+    is the host's, which would stay frozen for ever if a power cut came right then. An overlay cannot be frozen. A host
+    whose own file system is an overlay cannot have this one (EINVAL), and does not need it.
+    """
+    source, target = f"{plan.sysroot}/boot", f"{plan.deployment}/boot"
+    for name in ("lower", "work"):
+        os.makedirs(f"{plan.scratch}/{name}", exist_ok=True)
+    layers = f"lowerdir={plan.scratch}/lower,upperdir={source},workdir={plan.scratch}/work"
+    try:
+        mount("overlay", target, "overlay", 0, layers)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        bind(source, target)
 
 
 def hide_host_directory(own: str, target: str, empty: str) -> None:

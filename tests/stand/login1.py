@@ -69,13 +69,19 @@ Shutdown = Callable[[str], Awaitable[None]]
 
 
 class Login:
-    """logind's manager object; `shutdown` stops everything and ends the node ("reboot" or "poweroff")."""
+    """logind's manager object.
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, version: int, shutdown: Shutdown,
+    `announce` is called in the moment of a request, `shutdown` ("reboot" or "poweroff") after the delays: it stops
+    everything and ends the node.
+    """
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, version: int, announce: Callable[[], None],
+                 shutdown: Shutdown,
                  calls: Callable[[Call], None]) -> None:  # fmt: skip
         self._connection = connection
         self._loop = loop
         self._version = version
+        self._announce = announce
         self._shutdown = shutdown
         self._calls = calls
         self._inhibitors: dict[int, Inhibitor] = {}
@@ -168,6 +174,7 @@ class Login:
             raise BusError("org.freedesktop.DBus.Error.AccessDenied", text)
 
     def _begin(self, how: str) -> None:
+        self._announce()
         self._going.append(self._loop.create_task(self._go(how)))
 
     async def _go(self, how: str) -> None:

@@ -18,6 +18,7 @@ import enum
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -37,6 +38,8 @@ __all__ = ["BootEntry", "CommandFailed", "Deployment", "Down", "Machine", "Machi
            "minimal_tree"]  # fmt: skip
 
 LIBRARY = Path(__file__).resolve().parents[1]
+# The network is the host's: registries listen on its loopback.
+NAMESPACES = ("--mount", "--pid", "--uts", "--ipc")
 NODE_LIBRARY = "/run/stand/lib"
 PROGRAMS = ("/usr/bin/python3", "ostree", "unshare", "nsenter", "dbus-daemon", "busctl")
 BOOTS_IN_A_ROW = 5
@@ -174,17 +177,19 @@ class Machine:
         plan_path = self.folder / "boot.json"
         plan.write(plan_path)
         reader, writer = os.pipe()
-        argv = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=KILL", "--propagation", "private", "--",
+        argv = ["unshare", *NAMESPACES, "--fork", "--kill-child=KILL", "--propagation", "private", "--",
                 "/usr/bin/python3", "-m", "tests.stand.init", str(plan_path), str(writer)]  # fmt: skip
+        self._reports = _Reports(reader)
         with open(self.logs / "init.log", "ab") as log:
             log.write(f"-- boot {plan.boot_id} of {entry.deployment} --\n".encode())
             log.flush()
-            self._process = subprocess.Popen(
-                argv, cwd=LIBRARY.parent, env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,), start_new_session=True,
-            )  # fmt: skip
-        os.close(writer)
-        self._reports = _Reports(reader)
+            try:
+                self._process = subprocess.Popen(
+                    argv, cwd=LIBRARY.parent, env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,), start_new_session=True,
+                )  # fmt: skip
+            finally:
+                os.close(writer)
 
     def wait_up(self, timeout: float = 30.0) -> Optional[Down]:
         """Wait until the boot is complete; the answer is None, or how the node went down instead."""
@@ -297,8 +302,8 @@ class Machine:
         Its pid is that of nsenter, which stands for the command: kill the group (`stop_process`), not the pid.
         """
         plan = self._booted_plan()
-        argv = ["nsenter", f"--target={self._init}", "--mount", "--pid", "--uts", "--ipc", "--root", f"--wd=/proc/{self._init}/root{cwd}",
-                "--", *argv]  # fmt: skip
+        place = f"/proc/{self._init}/root{cwd}"
+        argv = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
         environment = {**shell_environment(plan), **(env or {})}
         return subprocess.Popen(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
                                 errors="replace", start_new_session=True)  # fmt: skip
@@ -381,10 +386,13 @@ class Machine:
         boot_id = str(uuid.uuid4())
         log = self.logs / f"boot-{len(list(self.logs.glob('boot-*'))):03}-{boot_id}"
         log.mkdir()
+        scratch = self.folder / "scratch" / boot_id
+        shutil.rmtree(scratch.parent, ignore_errors=True)
+        scratch.mkdir(parents=True)
         return BootPlan(
             sysroot=str(self.sysroot.path), deployment=str(self.sysroot.deployment_root(entry.deployment)),
             stateroot_var=str(self.sysroot.stateroot / "var"), kernel_arguments=entry.options,
-            boot_id=boot_id, library=str(LIBRARY), log=str(log), binds=binds,
+            boot_id=boot_id, library=str(LIBRARY), log=str(log), scratch=str(scratch), binds=binds,
             units=self.units, environment=self.environment, options={"logind": str(self.logind)},
         )  # fmt: skip
 

@@ -102,6 +102,7 @@ class Manager:
         self.units: dict[str, Unit] = {}
         self.jobs: dict[int, Job] = {}
         self.going_down = ""
+        self.down_requested = False
         self._job_count = 0
         self._started: list[str] = []
         self._referenced: set[str] = set()
@@ -299,7 +300,7 @@ class Manager:
                 if job is not None:
                     self._progress(event="waiting", text=job.unit.name)
                     await job.done.wait()
-            if self.going_down:
+            if self.down_requested:
                 return False
         return True
 
@@ -314,10 +315,14 @@ class Manager:
         names = [name for target in BOOT_TARGETS for name in self.store.wanted_by(target)]
         return [name for name in dict.fromkeys(names) if not name.endswith(".target")]
 
+    def announce_down(self) -> None:
+        """Somebody has asked to go down: a boot that is not complete yet goes no further."""
+        self.down_requested = True
+
     async def stop_everything(self, how: str) -> None:
         """Stop all units, in the reverse order of their start, the finalization of a staged deployment last."""
         self.look_for_staged()
-        self.going_down = how
+        self.going_down, self.down_requested = how, True
         for job in list(self.jobs.values()):
             if job.task is not None and job.kind != "stop":
                 job.task.cancel()

@@ -9,6 +9,7 @@ OCI image whose first layer is the base), and incremental memory use for huge im
 
 Run as a program: ``python3 -m tests.stand.ostree_import --repo=/ostree/repo ostree-unverified-registry:HOST/NAME``.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,18 +21,15 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import Gio, GLib, OSTree  # noqa: E402 - require_version must come first
-
-from tests.stand import ostree_refs, ostree_tree  # noqa: E402
-from tests.stand.imageproxy import ImageProxy, ProxyError  # noqa: E402
-from tests.stand.ostree_refs import ImageReference, Verification  # noqa: E402
+from tests.stand import ostree_refs, ostree_tree
+from tests.stand.imageproxy import ImageProxy, ProxyError
+from tests.stand.introspection import Gio, GLib, OSTree
+from tests.stand.ostree_refs import ImageReference, Verification
 
 IMPORTER_VERSION = "0.15.3"
 COMMIT_TIMEOUT = 300
@@ -119,11 +117,14 @@ class Importer:
 
     def _check_verification(self) -> None:
         if self.reference.verification is Verification.REMOTE:
-            raise ImportFailed("Preparing import: Fetching manifest: "
-                               "Cannot currently verify layered containers via ostree remote")
+            raise ImportFailed(
+                "Preparing import: Fetching manifest: Cannot currently verify layered containers via ostree remote"
+            )
         if self.reference.verification is Verification.SIGNED and _policy_is_insecure(self.root / POLICY_FILE):
-            raise ImportFailed("Preparing import: Fetching manifest: containers-policy.json specifies a default of "
-                               "`insecureAcceptAnything`; refusing usage")
+            raise ImportFailed(
+                "Preparing import: Fetching manifest: containers-policy.json specifies a default of "
+                "`insecureAcceptAnything`; refusing usage"
+            )
 
     def _import(self, proxy: ImageProxy, previous: Optional[Imported]) -> Imported:
         image = self._open(proxy)
@@ -131,8 +132,10 @@ class Importer:
             digest, manifest_bytes = proxy.manifest(image)
         manifest = json.loads(manifest_bytes)
         self.watcher.step("after-manifest")
-        if previous and (previous.manifest_digest == digest
-                         or _config_digest(self.repo, previous.commit) == manifest["config"]["digest"]):
+        if previous and (
+            previous.manifest_digest == digest
+            or _config_digest(self.repo, previous.commit) == manifest["config"]["digest"]
+        ):
             return previous
         with _context("Preparing import: Fetching manifest"):
             config_bytes = proxy.config(image)
@@ -143,7 +146,7 @@ class Importer:
         layers = _layers(manifest, config)
         self._announce(digest, layers)
         commits = self._fetch_layers(proxy, image, layers)
-        with _context("Importing", ProxyError):
+        with _context("Importing"):
             proxy.close_image(image)
         commit = self._merge(commits, digest, manifest_bytes, config_bytes, config)
         prune_layers(self.repo)
@@ -165,7 +168,7 @@ class Importer:
             cached.insert_value(f"ostree-ext.cached.{key}", GLib.Variant("s", value))
         self.repo.write_commit_detached_metadata(commit, cached.end(), None)
 
-    def _announce(self, digest: str, layers: List[_Layer]) -> None:
+    def _announce(self, digest: str, layers: list[_Layer]) -> None:
         self.watcher.message(f"Importing: {self.reference.text} (digest: {digest})")
         for kind, part in (("ostree chunk layers", layers[:1]), ("custom layers", layers[1:])):
             missing = [layer for layer in part if not _resolve(self.repo, ostree_refs.blob_ref(layer.digest))]
@@ -175,7 +178,7 @@ class Importer:
                 size = GLib.format_size(sum(layer.size for layer in missing))
                 self.watcher.message(f"{kind} needed: {len(missing)} ({size})")
 
-    def _fetch_layers(self, proxy: ImageProxy, image: int, layers: List[_Layer]) -> List[str]:
+    def _fetch_layers(self, proxy: ImageProxy, image: int, layers: list[_Layer]) -> list[str]:
         commits = []
         missing = [layer.digest for layer in layers if not _resolve(self.repo, ostree_refs.blob_ref(layer.digest))]
         for layer in layers:
@@ -184,8 +187,9 @@ class Importer:
                 number = missing.index(layer.digest) + 1
                 self.watcher.step(f"before-layer-{number}")
                 kind = "ostree chunk" if layer is layers[0] else "layer"
-                self.watcher.task(f"[{number}/{len(missing)}] Fetching {kind} {layer.digest[:19]} "
-                                  f"({GLib.format_size(layer.size)})")
+                self.watcher.task(
+                    f"[{number}/{len(missing)}] Fetching {kind} {layer.digest[:19]} ({GLib.format_size(layer.size)})"
+                )
                 with _context(f"Importing: Parsing layer blob {layer.digest}"):
                     commit = self._fetch_layer(proxy, image, layer)
                 self.watcher.done()
@@ -199,11 +203,11 @@ class Importer:
             # The storage keeps layers uncompressed and finds them by diff id only; the manifest's sizes are those
             # of the compressed blobs (rpm-ostree.md 4.7). skopeo 1.9 has no GetLayerInfo, but names the size.
             digest, size = layer.diff_id, proxy.blob_size(image, layer.diff_id)
-        with tempfile.NamedTemporaryFile(dir=_scratch(self.repo), prefix="layer-") as archive:
+        with tempfile.NamedTemporaryFile(dir=f"{_location(self.repo)}/tmp", prefix="layer-") as archive:
             proxy.fetch(image, digest, size, archive)
             return _commit_archive(self.repo, archive.name, layer.digest)
 
-    def _merge(self, commits: List[str], digest: str, manifest: bytes, config: bytes, parsed: Dict[str, Any]) -> str:
+    def _merge(self, commits: list[str], digest: str, manifest: bytes, config: bytes, parsed: dict[str, Any]) -> str:
         repo = self.repo
         repo.prepare_transaction(None)
         try:
@@ -213,8 +217,9 @@ class Importer:
                 ostree_tree.apply_layer(repo, tree, commit)
             _, root = repo.write_mtree(tree, None)
             metadata = _metadata(digest, manifest, config, parsed)
-            _, merged = repo.write_commit_with_time(commits[0], None, None, metadata, root,
-                                                    _timestamp(manifest, parsed), None)
+            _, merged = repo.write_commit_with_time(
+                commits[0], None, None, metadata, root, _timestamp(manifest, parsed), None
+            )
             repo.transaction_set_ref(None, self.kept_as.ref, merged)
             repo.commit_transaction(None)
         except BaseException:
@@ -234,14 +239,14 @@ def find_image(repo: Any, reference: ImageReference) -> Optional[Imported]:
     return Imported(commit, base, metadata.get("ostree.manifest-digest", ""), True) if base else None
 
 
-def commit_metadata(repo: Any, commit: str) -> Dict[str, Any]:
+def commit_metadata(repo: Any, commit: str) -> dict[str, Any]:
     """A commit's metadata, unpacked."""
     _, variant, _ = repo.load_commit(commit)
-    unpacked: Dict[str, Any] = variant.get_child_value(0).unpack()
+    unpacked: dict[str, Any] = variant.get_child_value(0).unpack()
     return unpacked
 
 
-def prune_images(repo: Any, keep: Iterable[str]) -> Tuple[int, int]:
+def prune_images(repo: Any, keep: Iterable[str]) -> tuple[int, int]:
     """Drops images that no origin in ``keep`` (ostree image references) names, then unreferenced layers.
 
     The numbers of images and layers dropped (rpm-ostree.md 4.8)."""
@@ -256,9 +261,12 @@ def prune_images(repo: Any, keep: Iterable[str]) -> Tuple[int, int]:
 
 def prune_layers(repo: Any) -> int:
     """Drops layer refs that no image and no deployed or base commit uses. Their number."""
-    roots = [ref for prefix in (ostree_refs.IMAGE_PREFIX, "ostree/0/", "ostree/1/", "rpmostree/base/")
-             for ref in list_refs(repo, prefix)]
-    used = set()
+    roots = [
+        ref
+        for prefix in (ostree_refs.IMAGE_PREFIX, "ostree/0/", "ostree/1/", "rpmostree/base/")
+        for ref in list_refs(repo, prefix)
+    ]
+    used: set[str] = set()
     for ref in roots:
         manifest = commit_metadata(repo, _resolve(repo, ref)).get("ostree.manifest", '{"layers": []}')
         used.update(ostree_refs.blob_ref(layer["digest"]) for layer in json.loads(manifest)["layers"])
@@ -268,14 +276,14 @@ def prune_layers(repo: Any) -> int:
     return len(unused)
 
 
-def list_refs(repo: Any, prefix: str) -> List[str]:
+def list_refs(repo: Any, prefix: str) -> list[str]:
     """All refs below ``prefix``, sorted."""
     _, refs = repo.list_refs(None, None)
     return sorted(ref for ref in refs if ref.startswith(prefix))
 
 
 @contextlib.contextmanager
-def _context(text: str, *also: type) -> Iterator[None]:
+def _context(text: str) -> Iterator[None]:
     try:
         yield
     except (ProxyError, subprocess.CalledProcessError) as error:
@@ -288,41 +296,56 @@ def _resolve(repo: Any, ref: str) -> str:
     return str(commit or "")
 
 
-def _scratch(repo: Any) -> str:
-    return str(Path(repo.get_path().get_path()) / "tmp")
+def _location(repo: Any) -> str:
+    # The repository of a sysroot calls itself /proc/self/fd/N, which means nothing to a child.
+    return os.readlink(f"/proc/self/fd/{repo.get_dfd()}")
 
 
 def _commit_archive(repo: Any, archive: str, digest: str) -> str:
     """Commits a layer archive (any compression that libarchive knows). The stand needs no fsync."""
     done = subprocess.run(
-        ["ostree", "commit", f"--repo={repo.get_path().get_path()}", f"--branch={ostree_refs.blob_ref(digest)}",
-         f"--tree=tar={archive}", "--tar-autocreate-parents", f"--tar-pathname-filter={_ETC_FILTER}",
-         "--fsync=false", "--timestamp=@0"],
-        check=True, timeout=COMMIT_TIMEOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        [
+            "ostree",
+            "commit",
+            f"--repo={_location(repo)}",
+            f"--branch={ostree_refs.blob_ref(digest)}",
+            f"--tree=tar={archive}",
+            "--tar-autocreate-parents",
+            f"--tar-pathname-filter={_ETC_FILTER}",
+            "--fsync=false",
+            "--timestamp=@0",
+        ],
+        check=True,
+        timeout=COMMIT_TIMEOUT,
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.strip()
 
 
-def _check_image(config: Dict[str, Any]) -> None:
+def _check_image(config: dict[str, Any]) -> None:
     labels = (config.get("config") or {}).get("Labels") or {}
     if "ostree.bootable" not in labels and "containers.bootc" not in labels:
         raise ImportFailed("Preparing import: Target image does not have ostree.bootable label")
     expected = _GO_ARCHITECTURES.get(platform.machine(), platform.machine())
     if config.get("architecture", "") != expected:
-        raise ImportFailed(f"Preparing import: Image has architecture {config.get('architecture', '')}; "
-                           f"expected {expected}")
+        raise ImportFailed(
+            f"Preparing import: Image has architecture {config.get('architecture', '')}; expected {expected}"
+        )
 
 
-def _layers(manifest: Dict[str, Any], config: Dict[str, Any]) -> List[_Layer]:
+def _layers(manifest: dict[str, Any], config: dict[str, Any]) -> list[_Layer]:
     diff_ids = config["rootfs"]["diff_ids"]
     if not manifest["layers"]:
         raise ImportFailed("Preparing import: No layers found")
     if len(diff_ids) != len(manifest["layers"]):
-        raise ImportFailed(f"Preparing import: Image has {len(manifest['layers'])} layers; "
-                           f"its config names {len(diff_ids)}")
+        raise ImportFailed(
+            f"Preparing import: Image has {len(manifest['layers'])} layers; its config names {len(diff_ids)}"
+        )
     return [_Layer(layer["digest"], diff_id, layer["size"]) for layer, diff_id in zip(manifest["layers"], diff_ids)]
 
 
-def _metadata(digest: str, manifest: bytes, config: bytes, parsed: Dict[str, Any]) -> Any:
+def _metadata(digest: str, manifest: bytes, config: bytes, parsed: dict[str, Any]) -> Any:
     labels = (parsed.get("config") or {}).get("Labels") or {}
     values = {
         "ostree.manifest-digest": digest,
@@ -336,7 +359,7 @@ def _metadata(digest: str, manifest: bytes, config: bytes, parsed: Dict[str, Any
     return GLib.Variant("a{sv}", {key: GLib.Variant("s", value) for key, value in sorted(values.items())})
 
 
-def _timestamp(manifest: bytes, config: Dict[str, Any]) -> int:
+def _timestamp(manifest: bytes, config: dict[str, Any]) -> int:
     annotations = json.loads(manifest).get("annotations") or {}
     created = annotations.get("org.opencontainers.image.created") or config.get("created") or ""
     parsed = GLib.DateTime.new_from_iso8601(created, GLib.TimeZone.new_utc()) if created else None
@@ -356,7 +379,7 @@ def _policy_is_insecure(path: Path) -> bool:
     return bool(policy.get("default") == [{"type": "insecureAcceptAnything"}])
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: Optional[list[str]] = None) -> int:
     """The command line: imports one image and prints its merge commit."""
     parser = argparse.ArgumentParser(description="Import a container image into an ostree repository.")
     parser.add_argument("--repo", required=True, help="path of the repository")

@@ -2,6 +2,7 @@
 
 Rules: ostree-ext ``container/mod.rs`` (grammar), ``refescape.rs`` (escaping), ``container/store.rs`` (ref names).
 """
+
 from __future__ import annotations
 
 import string
@@ -11,8 +12,16 @@ from enum import Enum
 IMAGE_PREFIX = "ostree/container/image/"
 BLOB_PREFIX = "ostree/container/blob/"
 _ALNUM = frozenset(string.ascii_letters + string.digits)
-_TRANSPORTS = ("docker://", "registry:", "oci:", "oci-archive:", "docker-archive:", "containers-storage:", "dir:",
-               "docker-daemon:")
+_TRANSPORTS = (
+    "docker://",
+    "registry:",
+    "oci:",
+    "oci-archive:",
+    "docker-archive:",
+    "containers-storage:",
+    "dir:",
+    "docker-daemon:",
+)
 
 
 class Verification(Enum):
@@ -76,10 +85,10 @@ def parse(text: str) -> ImageReference:
     return ImageReference(text, Verification(scheme), transport, name)
 
 
-def _transport(text: str) -> "tuple[str, str]":
+def _transport(text: str) -> tuple[str, str]:
     for transport in _TRANSPORTS:
         if text.startswith(transport):
-            name = text[len(transport):]
+            name = text[len(transport) :]
             if not name:
                 raise ValueError(f"Invalid empty name in {text}")
             return ("docker://" if transport == "registry:" else transport), name

@@ -2,15 +2,14 @@
 
 Upper commits are walked object by object, so nothing is checked out or hashed again.
 """
+
 from __future__ import annotations
 
 import socket
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import GLib, OSTree  # noqa: E402 - require_version must come first
+from tests.stand.introspection import GLib, OSTree
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -47,7 +46,7 @@ def strip_whiteouts(repo: Any, tree: Any) -> None:
 
 def remove_path(tree: Any, path: str) -> bool:
     """Removes one path and the directories that it leaves empty. False where it is not there."""
-    parents: List[Tuple[Any, str]] = []
+    parents: list[tuple[Any, str]] = []
     node = tree
     *directories, leaf = [part for part in path.split("/") if part]
     for name in directories:
@@ -67,7 +66,7 @@ def remove_path(tree: Any, path: str) -> bool:
     return True
 
 
-def list_directory(tree: Any, path: str) -> Dict[str, Any]:
+def list_directory(tree: Any, path: str) -> dict[str, Any]:
     """Names in a directory of a mutable tree; empty where it does not exist."""
     node = tree
     for name in [part for part in path.split("/") if part]:
@@ -101,7 +100,7 @@ def _default_directory(repo: Any) -> str:
     return str(OSTree.checksum_from_bytes(raw))
 
 
-def _root(repo: Any, commit: str) -> Tuple[str, str]:
+def _root(repo: Any, commit: str) -> tuple[str, str]:
     _, variant, _ = repo.load_commit(commit)
     return _checksum(variant.get_child_value(6)), _checksum(variant.get_child_value(7))
 
@@ -110,7 +109,7 @@ def _checksum(variant: Any) -> str:
     return str(OSTree.checksum_from_bytes_v(variant))
 
 
-def _files(repo: Any, contents: str) -> Iterator[Tuple[str, str]]:
+def _files(repo: Any, contents: str) -> Iterator[tuple[str, str]]:
     _, variant = repo.load_variant(OSTree.ObjectType.DIR_TREE, contents)
     files = variant.get_child_value(0)
     for index in range(files.n_children()):
@@ -118,7 +117,7 @@ def _files(repo: Any, contents: str) -> Iterator[Tuple[str, str]]:
         yield entry.get_child_value(0).get_string(), _checksum(entry.get_child_value(1))
 
 
-def _directories(repo: Any, contents: str) -> Iterator[Tuple[str, str, str]]:
+def _directories(repo: Any, contents: str) -> Iterator[tuple[str, str, str]]:
     _, variant = repo.load_variant(OSTree.ObjectType.DIR_TREE, contents)
     directories = variant.get_child_value(1)
     for index in range(directories.n_children()):
@@ -142,8 +141,8 @@ def _apply_directory(repo: Any, tree: Any, contents: str, metadata: str) -> None
         for name in [*tree.get_files(), *tree.get_subdirs()]:
             tree.remove(name, True)
     for name in files:
-        if name.startswith(WHITEOUT) and name != OPAQUE and _exists(tree, name[len(WHITEOUT):]):
-            tree.remove(name[len(WHITEOUT):], True)
+        if name.startswith(WHITEOUT) and name != OPAQUE and _exists(tree, name[len(WHITEOUT) :]):
+            tree.remove(name[len(WHITEOUT) :], True)
     for name, checksum in files.items():
         if name.startswith(WHITEOUT):
             continue

@@ -72,7 +72,7 @@ class ContainersStorage:
 
 
 def _chain_id(image: images.Image, number: int) -> str:
-    """containers/image names a layer after those below it: sha256(ID below + "+" + diff id), from the base's diff id."""
+    """The layer's name: the base's diff id, then sha256(ID below + "+" + diff id), as containers/image makes it."""
     chain = image.layers[0].diff_id.partition(":")[2]
     for layer in image.layers[1 : number + 1]:
         chain = images.sha256(f"{chain}+{layer.diff_id.partition(':')[2]}".encode()).partition(":")[2]

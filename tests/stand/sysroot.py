@@ -110,7 +110,20 @@ class Sysroot:
                 file.write(origin)
                 file.flush()
                 arguments.append(f"--origin-file={file.name}")
-            _ostree("admin", "deploy", *arguments, *(f"--karg={karg}" for karg in kargs), refspec)
+            self._admin("deploy", *arguments, *(f"--karg={karg}" for karg in kargs), refspec)
+
+    def _admin(self, *arguments: str) -> None:
+        """Run `ostree admin` where it cannot freeze the host's file system (see `init.mount_boot`).
+
+        The PID namespace takes the watchdog with it that libostree leaves behind.
+        """
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="boot-overlay-") as scratch:
+            for name in ("lower", "work"):
+                Path(scratch, name).mkdir()
+            layers = f"lowerdir={scratch}/lower,upperdir={self.path}/boot,workdir={scratch}/work"
+            script = 'mount -t overlay -o "$1" overlay "$2" 2>/dev/null || :; shift 2; exec ostree admin "$@"'
+            _run("unshare", "--mount", "--pid", "--fork", "--propagation", "private", "--",
+                 "sh", "-c", script, "sh", layers, f"{self.path}/boot", *arguments)  # fmt: skip
 
     def entries(self) -> list[BootEntry]:
         """The boot entries, in the order in which a boot loader offers them."""
@@ -173,10 +186,12 @@ def _clear_immutable(directory: Path) -> None:
 
 
 def _ostree(*arguments: str) -> str:
-    """Run the host's ostree program. Raises RuntimeError with what it said."""
-    result = subprocess.run(
-        ["ostree", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=OSTREE_TIMEOUT
-    )
+    return _run("ostree", *arguments)
+
+
+def _run(*argv: str) -> str:
+    """Run a program of the host. Raises RuntimeError with what it said."""
+    result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=OSTREE_TIMEOUT)
     if result.returncode != 0:
-        raise RuntimeError(f"ostree {' '.join(arguments)} failed: {result.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(argv)} failed: {result.stderr.strip()}")
     return result.stdout

@@ -389,7 +389,14 @@ class Node:
         self._manager.processes.adopt(self._bus_process)
         calls = os.open(CALLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         audience.calls = lambda call: record(calls, call)
-        self._login = Login(self._connection, loop, int(plan.options["logind"]), self._shut_down, audience.calls)
+        self._login = Login(
+            self._connection,
+            loop,
+            int(plan.options["logind"]),
+            self._manager.announce_down,
+            self._shut_down,
+            audience.calls,
+        )
         self._systemd = Systemd(self._manager, audience, self._power)
         self._tasks = [loop.create_task(self._boot()), loop.create_task(self._watch_bus())]
         # SIGINT is what Ctrl-Alt-Del sends to PID 1; here it is one more way to reboot.
@@ -415,7 +422,8 @@ class Node:
         """Go down without logind: at once, or after all units have stopped."""
         if force:
             self._exit(how)
-        elif not self._manager.going_down:
+        elif not self._manager.down_requested:
+            self._manager.announce_down()
             self._tasks.append(self._loop.create_task(self._shut_down(how)))
 
     async def _shut_down(self, how: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from typing import Any
 
@@ -25,7 +26,8 @@ def test_the_same_file_in_another_form_is_no_change(other: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [file("/etc/x", b"y"), file("/etc/x", mode=0o600), file("/etc/x", user={"id": 1}), file("/etc/x", group={"id": 1})]
+    "other",
+    [file("/etc/x", b"y"), file("/etc/x", mode=0o600), file("/etc/x", user={"id": 1}), file("/etc/x", group={"id": 1})],
 )
 def test_contents_mode_and_owners_of_a_file_are_changes(other: Any) -> None:
     found = diff(config(files=[file("/etc/x")]), config(files=[other]))
@@ -37,14 +39,19 @@ def test_added_and_removed_files_and_units_are_named() -> None:
     new = config(files=[file("/etc/b"), file("/etc/c")], units=[{"name": "b.service"}, {"name": "c.service"}])
     found = diff(old, new)
     assert found.files == {"/etc/a", "/etc/c"} and found.units == {"a.service", "c.service"}
-    assert (found.added_files, found.removed_files) == ({"/etc/c"}, {"/etc/a"})
-    assert (found.added_units, found.removed_units) == ({"c.service"}, {"a.service"})
+    assert found.added_files == {"/etc/c"} and found.removed_files == {"/etc/a"}
+    assert found.added_units == {"c.service"} and found.removed_units == {"a.service"}
 
 
 def test_the_order_of_files_units_and_drop_ins_is_no_change() -> None:
     dropins = [{"name": "a.conf", "contents": "a"}, {"name": "b.conf", "contents": "b"}]
-    old = config(files=[file("/etc/a"), file("/etc/b")], units=[{"name": "a.service", "dropins": dropins}, {"name": "b.service"}])
-    new = config(files=[file("/etc/b"), file("/etc/a")], units=[{"name": "b.service"}, {"name": "a.service", "dropins": dropins[::-1]}])
+    old = config(
+        files=[file("/etc/a"), file("/etc/b")], units=[{"name": "a.service", "dropins": dropins}, {"name": "b.service"}]
+    )
+    new = config(
+        files=[file("/etc/b"), file("/etc/a")],
+        units=[{"name": "b.service"}, {"name": "a.service", "dropins": dropins[::-1]}],
+    )
     assert not diff(old, new)
 
 
@@ -86,7 +93,7 @@ def test_every_part_of_a_unit_is_a_change_of_the_unit(other: Any) -> None:
 )
 def test_flags_of_the_spec(old: Any, new: Any, flags: set[str]) -> None:
     found = diff(config(**old), config(**new))
-    assert found == Difference(**{flag: True for flag in flags})
+    assert {field.name for field in dataclasses.fields(found) if getattr(found, field.name)} == flags
     assert found.system is bool(flags)
 
 
@@ -103,14 +110,21 @@ def test_H7_keys_and_password_are_changes_of_the_users() -> None:
 
 
 def test_a_config_against_itself_is_no_difference() -> None:
-    made = config(files=[file("/etc/x")], units=[{"name": "a.service"}], users=[core("k")], osImageURL="x", extensions=["ipsec"])
+    made = config(
+        files=[file("/etc/x")], units=[{"name": "a.service"}], users=[core("k")], osImageURL="x", extensions=["ipsec"]
+    )
     assert diff(made, made) == Difference()
 
 
 def test_a_node_that_was_never_managed_differs_by_everything_that_is_wanted() -> None:
     made = config(files=[file("/etc/x")], units=[{"name": "a.service"}], users=[core("k")])
     found = diff(None, made)
-    assert found.files == found.added_files == {"/etc/x"} and found.units == {"a.service"} and found.users and not found.system
+    assert (
+        found.files == found.added_files == {"/etc/x"}
+        and found.units == {"a.service"}
+        and found.users
+        and not found.system
+    )
 
 
 @pytest.mark.parametrize(

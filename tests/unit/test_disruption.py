@@ -52,7 +52,8 @@ def changed(*paths: str) -> Difference:
         (changed("/etc/machine-config-daemon/no-reboot/containers-gpg.pub"), ["Reload crio.service"]),
         (changed("/etc/containers/registries.d/a/b.yaml"), ["Reload crio.service"]),
         (changed(CA), ["Restart coreos-update-ca-trust.service", "Restart crio.service"]),
-        (changed(CA, "/etc/containers/policy.json"), ["Restart coreos-update-ca-trust.service", "Restart crio.service"]),
+        (changed(CA, "/etc/containers/policy.json"),
+         ["Restart coreos-update-ca-trust.service", "Restart crio.service"]),
         (changed("/etc/kubernetes/credential-providers/x"), ["Restart kubelet.service"]),
         (changed("/etc/systemd/system/kubelet.service.d/40-kubelet-crio-image-credential-provider.conf"),
          ["DaemonReload", "Restart kubelet.service"]),
@@ -119,12 +120,16 @@ def test_UNIT_13_a_reboot_swallows_everything() -> None:
 
 
 def test_actions_have_no_doubles_and_keep_the_order_of_their_policy() -> None:
-    policy = Policy({"/etc/a": (restart("crio.service"),), "/etc/b": (restart("trust.service"), restart("crio.service"))})
+    policy = Policy(
+        {"/etc/a": (restart("crio.service"),), "/etc/b": (restart("trust.service"), restart("crio.service"))}
+    )
     assert names(changed("/etc/a", "/etc/b"), policy) == ["Restart trust.service", "Restart crio.service"]
 
 
 def test_units_are_loaded_before_anything_is_restarted_wherever_the_policy_says_so() -> None:
-    policy = Policy({"/etc/a": (restart("x.service"), Action(ActionKind.DAEMON_RELOAD)), "/etc/b": (Action(ActionKind.DRAIN),)})
+    policy = Policy(
+        {"/etc/a": (restart("x.service"), Action(ActionKind.DAEMON_RELOAD)), "/etc/b": (Action(ActionKind.DRAIN),)}
+    )
     assert names(changed("/etc/a", "/etc/b"), policy) == ["Drain", "DaemonReload", "Restart x.service"]
 
 
@@ -152,10 +157,18 @@ def test_a_policy_is_read_and_laid_over_the_built_in_one() -> None:
     policy = read_policy(
         {
             "files": [
-                {"path": "/etc/app", "actions": [{"type": "Drain"}, {"type": "Restart", "restart": {"serviceName": "app.service"}}]},
+                {
+                    "path": "/etc/app",
+                    "actions": [{"type": "Drain"}, {"type": "Restart", "restart": {"serviceName": "app.service"}}],
+                },
                 {"path": "/etc/containers/registries.conf", "actions": [{"type": "None"}]},
             ],
-            "units": [{"name": "app.service", "actions": [{"type": "DaemonReload"}, {"type": "Reload", "reload": {"serviceName": "app.service"}}]}],
+            "units": [
+                {
+                    "name": "app.service",
+                    "actions": [{"type": "DaemonReload"}, {"type": "Reload", "reload": {"serviceName": "app.service"}}],
+                }
+            ],
             "sshkey": {"actions": [{"type": "Reboot"}]},
         },
         "policy.yaml",

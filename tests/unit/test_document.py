@@ -41,7 +41,10 @@ def test_keys_are_text_whatever_they_look_like() -> None:
 
 
 def test_documents_are_read_in_order_and_empty_ones_left_out() -> None:
-    assert [document.data for document in read_yaml("---\na: 1\n---\n---\n# nothing\n---\n- b\n...\n")] == [{"a": 1}, ["b"]]
+    assert [document.data for document in read_yaml("---\na: 1\n---\n---\n# nothing\n---\n- b\n...\n")] == [
+        {"a": 1},
+        ["b"],
+    ]
     assert read_yaml("") == read_yaml("# x\n") == []
 
 
@@ -109,8 +112,17 @@ def test_deep_json_and_yaml_end_in_an_error_and_not_in_a_crash() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("", 1), ("{", 1), ('{"a": 1,\n "b": }', 2), ('{"a": 1, "a": 2}', 0), ("NaN", 0), ('{"a": -Infinity}', 0), ("[1] x", 1)],
-)  # fmt: skip
+    [
+        ("", 1),
+        ("{", 1),
+        ('{"a": 1,\n "b": }', 2),
+        ('{"a": 1, "a": 2}', 0),
+        ("NaN", 0),
+        ('{"a": -Infinity}', 0),
+        ("[1] x", 1),
+        ("[" + "9" * 5000 + "]", 0),
+    ],
+)
 def test_what_is_not_json_is_refused(text: str, line: int) -> None:
     with pytest.raises(Malformed) as caught:
         read_json(text)
@@ -118,7 +130,10 @@ def test_what_is_not_json_is_refused(text: str, line: int) -> None:
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc/~0", max_size=4), inner, max_size=4),
     max_leaves=12,
 )

@@ -47,7 +47,8 @@ def test_no_change_is_no_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "count"), [(KernelType.REALTIME, "kernel-rt-core", 3), (KernelType.PAGES_64K, "kernel-64k-core", 4)]
+    ("kind", "first", "count"),
+    [(KernelType.REALTIME, "kernel-rt-core", 3), (KernelType.PAGES_64K, "kernel-64k-core", 4)],
 )
 def test_another_kernel_is_installed_and_the_base_kernel_removed(kind: KernelType, first: str, count: int) -> None:
     found = delta([], [], kind)

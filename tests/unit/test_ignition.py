@@ -441,7 +441,15 @@ def test_a_unit_that_is_masked_and_enabled_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["a@.service", "a@b.service", "a-b_c.d.timer", "dev-disk-by\\x2did.swap", "getty@tty1.service", "a.target", "x.slice"],
+    [
+        "a@.service",
+        "a@b.service",
+        "a-b_c.d.timer",
+        "dev-disk-by\\x2did.swap",
+        "getty@tty1.service",
+        "a.target",
+        "x.slice",
+    ],
 )
 def test_the_names_of_systemd_are_taken(name: str) -> None:
     assert config(units=[{"name": name}]).units[0].name == name
@@ -490,7 +498,9 @@ HASH = "$6$salt$" + "a" * 86
 
 
 def test_core_is_read_with_keys_and_hash() -> None:
-    user = config(users=[core("ssh-ed25519 AAAA a", " ssh-rsa BBBB \n", "ssh-ed25519 AAAA a", passwordHash=HASH)]).users[0]
+    user = config(
+        users=[core("ssh-ed25519 AAAA a", " ssh-rsa BBBB \n", "ssh-ed25519 AAAA a", passwordHash=HASH)]
+    ).users[0]
     assert user.ssh_keys == ("ssh-ed25519 AAAA a", "ssh-rsa BBBB") and user.password_hash == HASH
 
 
@@ -566,7 +576,8 @@ def test_secrets_do_not_show_in_a_repr() -> None:
         ({"systemd": {"defaults": {"a": {"b": "c"}}}}, "/systemd/defaults/a/b"),
         ({"kernelArguments": {"shouldExist": ["a"]}}, "/kernelArguments/shouldExist/0"),
         ({"kernelArguments": {"shouldNotExist": ["a"]}}, "/kernelArguments/shouldNotExist/0"),
-        ({"ignition": {"version": "3.4.0", "config": {"merge": [{"source": "https://x"}]}}}, "/ignition/config/merge/0"),
+        ({"ignition": {"version": "3.4.0", "config": {"merge": [{"source": "https://x"}]}}},
+         "/ignition/config/merge/0"),
         ({"ignition": {"version": "3.4.0", "config": {"replace": {"source": "https://x"}}}},
          "/ignition/config/replace/source"),
         ({"ignition": {"version": "3.4.0", "security": {"tls": {"certificateAuthorities": [{"source": "data:,"}]}}}},
@@ -597,8 +608,8 @@ def test_what_is_not_honoured_is_refused_by_its_pointer(ignition: Any, field: st
         {"ignition": {"version": ""}},
         {"ignition": {"version": "3.0.0"}},
         {"ignition": {"version": "3.5.0", "config": {"replace": {"verification": {}}}, "security": {"tls": {}},
-                      "timeouts": {}, "proxy": {}}, "passwd": {}, "storage": {"links": [], "disks": None}, "systemd": {},
-         "kernelArguments": {}},
+                      "timeouts": {}, "proxy": {}}, "passwd": {}, "storage": {"links": [], "disks": None},
+         "systemd": {}, "kernelArguments": {}},
     ],
 )  # fmt: skip
 def test_an_empty_config_wants_nothing(ignition: Any) -> None:

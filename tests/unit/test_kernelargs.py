@@ -84,8 +84,14 @@ def test_H1_a_list_that_is_only_split_in_another_way_changes_the_rest_alone() ->
 
 @pytest.mark.parametrize(
     ("running", "requested", "differs"),
-    [("u l", "u l", False), ("u l", "l u", True), ("u l", "u l u", True), ("u u l", "u l u", True), ("u l u", "u l u", False)],
-)  # fmt: skip
+    [
+        ("u l", "u l", False),
+        ("u l", "l u", True),
+        ("u l", "u l u", True),
+        ("u u l", "u l u", True),
+        ("u l u", "u l u", False),
+    ],
+)
 def test_H2_order_and_repeats_count(running: str, requested: str, differs: bool) -> None:
     assert satisfied(split(f"rw {running} quiet"), split(requested)) is not differs
 
@@ -107,7 +113,9 @@ def test_KARG_07_equal_lists_ask_for_nothing(tokens: list[str], others: list[str
 
 
 @given(TOKENS, TOKENS, OTHERS)
-def test_KARG_05_what_the_installer_put_there_is_not_doubled(there: list[str], new: list[str], others: list[str]) -> None:
+def test_KARG_05_what_the_installer_put_there_is_not_doubled(
+    there: list[str], new: list[str], others: list[str]
+) -> None:
     line = (*there, *others)
     after = expected(line, plan((), new, line))
     assert managed(after, new) == tuple(new)

@@ -151,8 +151,13 @@ def test_the_identity_does_not_depend_on_the_order_of_keys() -> None:
 
 
 def test_what_was_written_as_raw_is_read_again_as_the_same_config() -> None:
-    made = config(files=[file("/etc/x", "é".encode())], units=[{"name": "a.service", "contents": "é"}], users=[core("k")],
-                  kernelArguments=["a b"], extensions=["ipsec"])  # fmt: skip
+    made = config(
+        files=[file("/etc/x", "é".encode())],
+        units=[{"name": "a.service", "contents": "é"}],
+        users=[core("k")],
+        kernelArguments=["a b"],
+        extensions=["ipsec"],
+    )
     again = parse(json.loads(json.dumps(made.raw)), "x")
     assert again == made and again.identity == made.identity
 

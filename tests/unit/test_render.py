@@ -37,8 +37,20 @@ def test_a_single_config_is_taken_as_it_is() -> None:
 
 
 def test_files_units_and_lists_of_all_configs_are_there() -> None:
-    one = config("00-a", files=[file("/etc/a")], units=[{"name": "a.service"}], kernelArguments=["x=1", "y"], extensions=["ipsec"])
-    two = config("99-b", files=[file("/etc/b")], units=[{"name": "b.service"}], kernelArguments=["y", "x=2"], extensions=["usbguard"])
+    one = config(
+        "00-a",
+        files=[file("/etc/a")],
+        units=[{"name": "a.service"}],
+        kernelArguments=["x=1", "y"],
+        extensions=["ipsec"],
+    )
+    two = config(
+        "99-b",
+        files=[file("/etc/b")],
+        units=[{"name": "b.service"}],
+        kernelArguments=["y", "x=2"],
+        extensions=["usbguard"],
+    )
     found = merged(one, two)
     assert [made.path for made in found.files] == ["/etc/a", "/etc/b"]
     assert [made.name for made in found.units] == ["a.service", "b.service"]
@@ -91,7 +103,11 @@ def test_drop_ins_are_merged_by_name() -> None:
 
     one = config("00-a", units=dropins(("a.conf", "1"), ("b.conf", "1")))
     found = merged(one, config("99-b", units=dropins(("b.conf", "2"), ("c.conf", "2")))).units[0]
-    assert [(dropin.name, dropin.content) for dropin in found.dropins] == [("a.conf", b"1"), ("b.conf", b"2"), ("c.conf", b"2")]
+    assert [(dropin.name, dropin.content) for dropin in found.dropins] == [
+        ("a.conf", b"1"),
+        ("b.conf", b"2"),
+        ("c.conf", b"2"),
+    ]
 
 
 def test_keys_are_added_once_and_the_later_password_counts() -> None:
@@ -143,7 +159,9 @@ def test_incident_3_a_new_release_changes_the_hidden_image_and_not_the_custom_on
 
 
 def test_an_override_wins_even_when_the_generated_config_sorts_behind_it() -> None:
-    found = render([config("00-custom", osImageURL="custom"), config("99-worker", annotations=RELEASE, osImageURL="release")])
+    found = render(
+        [config("00-custom", osImageURL="custom"), config("99-worker", annotations=RELEASE, osImageURL="release")]
+    )
     assert (found.config.os_image, found.release_image, found.overridden_by) == ("custom", "release", "00-custom")
 
 
@@ -262,8 +280,12 @@ def test_configs_that_contradict_each_other_are_refused_with_their_names(one: An
 PARTS = st.fixed_dictionaries(
     {},
     optional={
-        "files": st.lists(st.sampled_from("abc"), unique=True).map(lambda names: [file(f"/etc/{name}", name.encode()) for name in names]),
-        "units": st.lists(st.sampled_from("abc"), unique=True).map(lambda names: [{"name": f"{name}.service"} for name in names]),
+        "files": st.lists(st.sampled_from("abc"), unique=True).map(
+            lambda names: [file(f"/etc/{name}", name.encode()) for name in names]
+        ),
+        "units": st.lists(st.sampled_from("abc"), unique=True).map(
+            lambda names: [{"name": f"{name}.service"} for name in names]
+        ),
         "kernelArguments": st.lists(st.sampled_from(["a", "b c", "a=1"]), max_size=3),
         "extensions": st.lists(st.sampled_from(["ipsec", "usbguard"]), max_size=2),
         "osImageURL": st.sampled_from(["", "one", "two"]),

@@ -1,18 +1,16 @@
 """A client of rpm-ostreed for the conformance suite: plain Gio, no policy, nothing retried.
 
-It talks to a daemon on any system bus by its address: to the one in a stand's node through the node's /proc/PID/root
-(``root``), or to the host's own.
+It talks to a daemon on any system bus by its address. In a stand's node ``open_socket`` makes the connections from
+inside, because the node has paths of its own and GLib refuses credentials from another PID namespace.
 """
+
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
+from tests.stand.introspection import Gio, GLib
 
 NAME = "org.projectatomic.rpmostree1"
 BASE = "/org/projectatomic/rpmostree1"
@@ -36,7 +34,7 @@ class RemoteError(Exception):
 def iterate_until(condition: Callable[[], bool], timeout: float = TIMEOUT) -> bool:
     """Runs the main context until ``condition`` holds; whether it came to hold in time."""
     context = GLib.MainContext.default()
-    expired: List[bool] = []
+    expired: list[bool] = []
     timer = GLib.timeout_add(int(timeout * 1000), lambda: expired.append(True))
     try:
         while not condition() and not expired:
@@ -52,15 +50,15 @@ class Peer:
     """A connection to a transaction's socket, and all that came over it."""
 
     connection: Any
-    signals: List[Tuple[str, Tuple[Any, ...]]] = field(default_factory=list)
+    signals: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     closed: bool = False
 
     @property
-    def finished(self) -> List[Tuple[bool, str]]:
+    def finished(self) -> list[tuple[bool, str]]:
         return [(bool(arguments[0]), str(arguments[1])) for name, arguments in self.signals if name == "Finished"]
 
     @property
-    def messages(self) -> List[str]:
+    def messages(self) -> list[str]:
         return [str(arguments[0]) for name, arguments in self.signals if name == "Message"]
 
     def start(self) -> bool:
@@ -69,7 +67,7 @@ class Peer:
     def cancel(self) -> None:
         self._call("Cancel", None)
 
-    def wait(self, timeout: float = TIMEOUT) -> Tuple[bool, str]:
+    def wait(self, timeout: float = TIMEOUT) -> tuple[bool, str]:
         """The first Finished. AssertionError when none comes or the connection ends."""
         iterate_until(lambda: bool(self.finished) or self.closed, timeout)
         assert self.finished, f"no Finished; closed={self.closed} signals={self.signals}"
@@ -94,15 +92,14 @@ class Peer:
 class RpmOstree:
     """A client on the bus with a connection of its own (so that it can vanish)."""
 
-    def __init__(self, address: str, root: str = "") -> None:
-        flags = Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT | Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
-        self.root = root
-        self.address = address
-        self.bus = Gio.DBusConnection.new_for_address_sync(address, flags, None, None)
+    def __init__(self, address: str, open_socket: Optional[Callable[[str], int]] = None) -> None:
+        self._open_socket = open_socket
+        self.bus = self._connect(address, Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION)
         self.bus.set_exit_on_close(False)
-        self.changes: List[Tuple[str, Dict[str, Any]]] = []
-        self.bus.signal_subscribe(NAME, PROPERTIES, "PropertiesChanged", None, None, Gio.DBusSignalFlags.NONE,
-                                  self._on_changed)
+        self.changes: list[tuple[str, dict[str, Any]]] = []
+        self.bus.signal_subscribe(
+            NAME, PROPERTIES, "PropertiesChanged", None, None, Gio.DBusSignalFlags.NONE, self._on_changed
+        )
 
     def _on_changed(self, _bus: Any, _sender: str, path: str, _interface: str, _signal: str, arguments: Any) -> None:
         self.changes.append((path, arguments.unpack()[1]))
@@ -134,19 +131,29 @@ class RpmOstree:
 
     def connect(self, address: str) -> Peer:
         """Opens a transaction's socket and subscribes to everything on it."""
-        prefix = "unix:path="
-        if address.startswith(prefix) and self.root:
-            address = f"{prefix}{self.root}{address[len(prefix):]}"
-        connection = Gio.DBusConnection.new_for_address_sync(
-            address, Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT | Gio.DBusConnectionFlags.DELAY_MESSAGE_PROCESSING,
-            None, None)
+        connection = self._connect(address, Gio.DBusConnectionFlags.DELAY_MESSAGE_PROCESSING)
         connection.set_exit_on_close(False)
         peer = Peer(connection)
         connection.connect("closed", lambda *_: setattr(peer, "closed", True))
-        connection.signal_subscribe(None, TRANSACTION, None, "/", None, Gio.DBusSignalFlags.NONE,
-                                    lambda *event: peer.signals.append((event[4], event[5].unpack())))
+        connection.signal_subscribe(
+            None,
+            TRANSACTION,
+            None,
+            "/",
+            None,
+            Gio.DBusSignalFlags.NONE,
+            lambda *event: peer.signals.append((event[4], event[5].unpack())),
+        )
         connection.start_message_processing()
         return peer
+
+    def _connect(self, address: str, flags: Any) -> Any:
+        if self._open_socket is None:
+            flags |= Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT
+            return Gio.DBusConnection.new_for_address_sync(address, flags, None, None)
+        # Authenticated already, so no authentication flag here.
+        stream = Gio.Socket.new_from_fd(self._open_socket(address)).connection_factory_create_connection()
+        return Gio.DBusConnection.new_sync(stream, None, flags, None, None)
 
     def run(self, method: str, signature: str, *arguments: Any, timeout: float = TIMEOUT) -> Peer:
         """A whole transaction: call, connect, Start, Finished, close, Reload. The closed peer with its signals."""
@@ -159,12 +166,16 @@ class RpmOstree:
         self.sysroot("Reload")
         return peer
 
-    def update(self, modifiers: Optional[Dict[str, Any]] = None, options: Optional[Dict[str, Any]] = None,
-               timeout: float = TIMEOUT) -> Peer:
+    def update(
+        self,
+        modifiers: Optional[dict[str, Any]] = None,
+        options: Optional[dict[str, Any]] = None,
+        timeout: float = TIMEOUT,
+    ) -> Peer:
         """A whole UpdateDeployment; keys with underscores for dashes."""
         return self.run("UpdateDeployment", "(a{sv}a{sv})", variants(modifiers), variants(options), timeout=timeout)
 
-    def kargs(self, options: Optional[Dict[str, Any]] = None, added: Tuple[str, ...] = ()) -> Peer:
+    def kargs(self, options: Optional[dict[str, Any]] = None, added: tuple[str, ...] = ()) -> Peer:
         """A whole KernelArgs on the pending arguments."""
         existing = self.os("GetDeploymentBootConfig", "(sb)", "", True)[0]["options"]
         return self.run("KernelArgs", "(sasasasa{sv})", existing, added, (), (), variants(options))
@@ -173,24 +184,28 @@ class RpmOstree:
         """Waits until no transaction is active."""
         deadline = time.monotonic() + TIMEOUT
         while self.get("ActiveTransactionPath"):
-            seen = len(self.changes)
-            iterate_until(lambda: len(self.changes) > seen, max(0.1, deadline - time.monotonic()))
+            self.changes.clear()
+            iterate_until(lambda: bool(self.changes), max(0.1, deadline - time.monotonic()))
             assert time.monotonic() < deadline, "the transaction stays active"
 
 
-def variants(values: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def variants(values: Optional[dict[str, Any]]) -> dict[str, Any]:
     """Python values as the variants that rpm-ostree wants: bool, str, list of str; variants as they are."""
     kinds = {bool: "b", str: "s", list: "as", tuple: "as"}
-    return {key.replace("_", "-"): value if isinstance(value, GLib.Variant) else GLib.Variant(kinds[type(value)], value)
-            for key, value in (values or {}).items()}
+    return {
+        key.replace("_", "-"): value if isinstance(value, GLib.Variant) else GLib.Variant(kinds[type(value)], value)
+        for key, value in (values or {}).items()
+    }
 
 
-def call(connection: Any, name: Optional[str], path: str, interface: str, method: str, arguments: Any,
-         reply: Any) -> Any:
+def call(
+    connection: Any, name: Optional[str], path: str, interface: str, method: str, arguments: Any, reply: Any
+) -> Any:
     """A D-Bus call. Raises RemoteError for an error reply."""
     try:
-        return connection.call_sync(name, path, interface, method, arguments, reply, Gio.DBusCallFlags.NONE,
-                                    int(TIMEOUT * 1000), None)
+        return connection.call_sync(
+            name, path, interface, method, arguments, reply, Gio.DBusCallFlags.NONE, int(TIMEOUT * 1000), None
+        )
     except GLib.Error as error:
         remote = Gio.DBusError.get_remote_error(error)
         if remote is None:

@@ -8,6 +8,7 @@ SELinux labelling and no polkit (root may do everything, others may read).
 It lives under tests/ only, imports nothing of mcdaemon, and needs the standard library, GObject introspection and
 the programs ostree, skopeo, rpm, rpm2cpio and cpio.
 """
+
 from __future__ import annotations
 
 FAULTS_FILE = "/run/stand/rpmostreed-faults.json"

@@ -1,28 +1,29 @@
 """Starts the stand-in: ``python3 -m tests.stand.rpmostreed [--profile AC]``."""
+
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from typing import List, Optional
+from typing import Optional
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import DEFAULT_PROFILE, interface, profiles  # noqa: E402
-from tests.stand.rpmostreed.daemon import Daemon  # noqa: E402
-from tests.stand.rpmostreed.errors import OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.sysroot import enter_mount_namespace  # noqa: E402
-from tests.stand.rpmostreed.transaction import journal  # noqa: E402
+from tests.stand.introspection import Gio, GLib
+from tests.stand.rpmostreed import DEFAULT_PROFILE, interface, profiles
+from tests.stand.rpmostreed.daemon import Daemon
+from tests.stand.rpmostreed.errors import OperationFailed
+from tests.stand.rpmostreed.sysroot import enter_mount_namespace
+from tests.stand.rpmostreed.transaction import journal
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: Optional[list[str]] = None) -> int:
     """Runs the daemon until it is idle for long enough or told to stop. Its exit status."""
     parser = argparse.ArgumentParser(description="Stand-in for rpm-ostreed on the system bus.")
-    parser.add_argument("--profile", default=DEFAULT_PROFILE, type=profiles.parse,
-                        help=f"letters of {profiles.LETTERS}, see profiles.py (default {DEFAULT_PROFILE})")
+    parser.add_argument(
+        "--profile",
+        default=DEFAULT_PROFILE,
+        type=profiles.parse,
+        help=f"letters of {profiles.LETTERS}, see profiles.py (default {DEFAULT_PROFILE})",
+    )
     options = parser.parse_args(arguments)
     loop = GLib.MainLoop()
     try:
@@ -34,7 +35,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return _refuse(str(error))
     except GLib.Error as error:
         return _refuse(f"Error setting up sysroot: {error.message}")
-    lost: List[str] = []
+    lost: list[str] = []
 
     def on_lost(_bus: object, name: str) -> None:
         lost.append(name)

@@ -3,22 +3,19 @@
 ``/usr/share/stand/base-packages/NAME.list`` holds one absolute path per line. Lines of the form ``# key: value`` may
 say more: ``epoch``, ``version``, ``release``, ``arch``, ``provides`` (names, separated by blanks).
 """
+
 from __future__ import annotations
 
 import platform
-from typing import Any, Dict
+from typing import Any
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed.rpm import Package  # noqa: E402
+from tests.stand.introspection import Gio, GLib
+from tests.stand.rpmostreed.rpm import Package
 
 FOLDER = "usr/share/stand/base-packages"
 
 
-def read(repo: Any, commit: str) -> Dict[str, Package]:
+def read(repo: Any, commit: str) -> dict[str, Package]:
     """The base packages of a commit by name; empty for an image without a database."""
     _, root, _ = repo.read_commit(commit, None)
     folder = root.resolve_relative_path(FOLDER)
@@ -33,7 +30,7 @@ def read(repo: Any, commit: str) -> Dict[str, Package]:
         name = child.get_name()
         if name.endswith(".list"):
             _, content, _ = folder.get_child(name).load_contents(None)
-            found[name[:-len(".list")]] = parse(name[:-len(".list")], bytes(content).decode())
+            found[name[: -len(".list")]] = parse(name[: -len(".list")], bytes(content).decode())
     return found
 
 
@@ -47,8 +44,16 @@ def parse(name: str, text: str) -> Package:
             facts[key.strip()] = value.strip()
         elif line.strip():
             files.append(line.strip())
-    return Package(name, int(facts["epoch"]), facts["version"], facts["release"], facts["arch"],
-                   (name, *facts["provides"].split()), (), tuple(files))
+    return Package(
+        name,
+        int(facts["epoch"]),
+        facts["version"],
+        facts["release"],
+        facts["arch"],
+        (name, *facts["provides"].split()),
+        (),
+        tuple(files),
+    )
 
 
 def list_path(package: Package) -> str:

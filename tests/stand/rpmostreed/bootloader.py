@@ -1,31 +1,30 @@
 """Operations on the boot order and on kernel arguments: KernelArgs, Rollback, Cleanup, FinalizeDeployment
 (rpm-ostree.md 1.13 to 1.18)."""
+
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
-import gi
-
-gi.require_version("GLib", "2.0")
-from gi.repository import GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import layering, lockkey  # noqa: E402
-from tests.stand.rpmostreed.errors import DAEMON_FAILED, FAILED, MethodError, OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.kernelargs import KernelArguments  # noqa: E402
-from tests.stand.rpmostreed.options import Options  # noqa: E402
-from tests.stand.rpmostreed.sysroot import Sysroot  # noqa: E402
-from tests.stand.rpmostreed.transaction import journal  # noqa: E402
-from tests.stand.rpmostreed.work import Work, check_inhibitors, drop_deployments  # noqa: E402
+from tests.stand.introspection import GLib
+from tests.stand.rpmostreed import layering, lockkey
+from tests.stand.rpmostreed.errors import DAEMON_FAILED, FAILED, MethodError, OperationFailed
+from tests.stand.rpmostreed.kernelargs import KernelArguments
+from tests.stand.rpmostreed.options import Options
+from tests.stand.rpmostreed.sysroot import Sysroot
+from tests.stand.rpmostreed.transaction import journal
+from tests.stand.rpmostreed.work import Work, check_inhibitors, drop_deployments
 
 CACHE = Path("/var/cache/rpm-ostree")
 CLEANUP_ELEMENTS = ("base", "pending-deploy", "rollback-deploy", "repomd")
 
 
-def kernel_arguments(work: Work, existing: str, added: Sequence[str], replaced: Sequence[str], removed: Sequence[str],
-                     options: Options) -> None:
+def kernel_arguments(
+    work: Work, existing: str, added: Sequence[str], replaced: Sequence[str], removed: Sequence[str], options: Options
+) -> None:
     """KernelArgs: patches the client's ``existing`` string and stages the whole origin again, from the pkgcache."""
     line = work.retitle(options, "kargs")
     patched = _patch(existing, added, replaced, removed, options)
@@ -35,8 +34,9 @@ def kernel_arguments(work: Work, existing: str, added: Sequence[str], replaced: 
     redeploy(work, patched, options, line, pkgcache_only=True)
 
 
-def redeploy(work: Work, arguments: Sequence[str], options: Options, line: str, pkgcache_only: bool,
-             **changes: Any) -> None:
+def redeploy(
+    work: Work, arguments: Sequence[str], options: Options, line: str, pkgcache_only: bool, **changes: Any
+) -> None:
     """Stages the merge deployment's origin (with ``changes``) again without reading its base's source."""
     merge = work.merge_deployment()
     source = replace(work.sysroot.origin(merge), **changes)
@@ -47,8 +47,9 @@ def redeploy(work: Work, arguments: Sequence[str], options: Options, line: str, 
         work.reboot()
 
 
-def _patch(existing: str, added: Sequence[str], replaced: Sequence[str], removed: Sequence[str],
-           options: Options) -> "list[str] | None":
+def _patch(
+    existing: str, added: Sequence[str], replaced: Sequence[str], removed: Sequence[str], options: Options
+) -> list[str] | None:
     final = options.text("final-kernel-args")
     if final is not None:
         return None if final == existing else final.split()
@@ -72,7 +73,7 @@ def _patch(existing: str, added: Sequence[str], replaced: Sequence[str], removed
     return arguments.items if changed else None
 
 
-def boot_config(sysroot: Sysroot, osname: str, deployment_index: str, pending: bool) -> Dict[str, Any]:
+def boot_config(sysroot: Sysroot, osname: str, deployment_index: str, pending: bool) -> dict[str, Any]:
     """GetDeploymentBootConfig: by index in the boot order, or the pending or merge deployment. MethodError."""
     if deployment_index:
         found = sysroot.deployments[_index(deployment_index, len(sysroot.deployments))]
@@ -184,12 +185,20 @@ def initramfs_state(work: Work, regenerate: bool, arguments: Sequence[str], opti
     if source.regenerate_initramfs == regenerate and not source.initramfs_args and not arguments:
         state = "enabled" if regenerate else "disabled"
         raise OperationFailed(f"initramfs regeneration state is already {state}")
-    redeploy(work, work.sysroot.kernel_arguments(merge).split(), options, line, pkgcache_only=False,
-             regenerate_initramfs=regenerate, initramfs_args=tuple(arguments))
+    redeploy(
+        work,
+        work.sysroot.kernel_arguments(merge).split(),
+        options,
+        line,
+        pkgcache_only=False,
+        regenerate_initramfs=regenerate,
+        initramfs_args=tuple(arguments),
+    )
 
 
-def initramfs_etc(work: Work, track: Sequence[str], untrack: Sequence[str], flags: "tuple[bool, bool]",
-                  options: Options) -> None:
+def initramfs_etc(
+    work: Work, track: Sequence[str], untrack: Sequence[str], flags: tuple[bool, bool], options: Options
+) -> None:
     """InitramfsEtc; ``flags`` are untrack_all and force_sync. The files are recorded in the origin only."""
     line = work.retitle(options, "initramfs-etc")
     for path in track:
@@ -198,10 +207,11 @@ def initramfs_etc(work: Work, track: Sequence[str], untrack: Sequence[str], flag
     untrack_all, force_sync = flags
     merge = work.merge_deployment()
     before = work.sysroot.origin(merge).initramfs_etc
-    kept: List[str] = [] if untrack_all else [path for path in before if path not in untrack]
+    kept: list[str] = [] if untrack_all else [path for path in before if path not in untrack]
     tracked = tuple(dict.fromkeys([*kept, *track]))
     if tracked == before and not force_sync:
         work.output.message("No changes.")
         return
-    redeploy(work, work.sysroot.kernel_arguments(merge).split(), options, line, pkgcache_only=False,
-             initramfs_etc=tracked)
+    redeploy(
+        work, work.sysroot.kernel_arguments(merge).split(), options, line, pkgcache_only=False, initramfs_etc=tracked
+    )

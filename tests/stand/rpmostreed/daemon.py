@@ -4,28 +4,27 @@ Locks: every transaction has a Sysroot of its own that holds /ostree/lock from t
 rpm-ostreed. All libostree work is done in this process on that locked object. The only ostree program started is
 ``ostree commit`` on the repository, which does not take the sysroot's lock.
 """
+
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import deployments, errors, faults, interface, methods  # noqa: E402
-from tests.stand.rpmostreed.errors import MethodError, OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.faults import Faults  # noqa: E402
-from tests.stand.rpmostreed.options import Options  # noqa: E402
-from tests.stand.rpmostreed.profiles import Profile  # noqa: E402
-from tests.stand.rpmostreed.sysroot import Sysroot  # noqa: E402
-from tests.stand.rpmostreed.transaction import Call, Transaction, journal  # noqa: E402
-from tests.stand.rpmostreed.work import Client, Work, start_reboot  # noqa: E402
+from tests.stand.introspection import Gio, GLib
+from tests.stand.rpmostreed import deployments, errors, faults, interface, methods
+from tests.stand.rpmostreed.errors import MethodError, OperationFailed
+from tests.stand.rpmostreed.faults import Faults
+from tests.stand.rpmostreed.options import Options
+from tests.stand.rpmostreed.profiles import Profile
+from tests.stand.rpmostreed.sysroot import Sysroot
+from tests.stand.rpmostreed.transaction import Call, Transaction, journal
+from tests.stand.rpmostreed.work import Client, Work, start_reboot
 
 CONFIG = Path("/etc/rpm-ostreed.conf")
 NO_IDLE_EXIT = "RPMOSTREE_DEBUG_DISABLE_DAEMON_IDLE_EXIT"
@@ -75,11 +74,11 @@ class Daemon:
         self.transaction: Optional[Transaction] = None
         self.rebooting = False
         self._leave = leave
-        self._clients: Dict[str, Tuple[str, int]] = {}
+        self._clients: dict[str, tuple[str, int]] = {}
         self._idle_timer = 0
-        self._objects: Dict[str, List[int]] = {}
-        self._values: Dict[Tuple[str, str], Dict[str, Any]] = {}
-        self._osnames: Dict[str, str] = {}
+        self._objects: dict[str, list[int]] = {}
+        self._values: dict[tuple[str, str], dict[str, Any]] = {}
+        self._osnames: dict[str, str] = {}
         self._monitor = Gio.File.new_for_path("/ostree/deploy").monitor_directory(Gio.FileMonitorFlags.NONE, None)
 
     def start(self) -> None:
@@ -103,39 +102,52 @@ class Daemon:
             if interface.os_path(osname) not in self._osnames:
                 self._add_os(osname)
         booted = self.sysroot.booted
-        self._set(interface.SYSROOT_PATH, interface.SYSROOT, {
-            "Booted": GLib.Variant("o", interface.os_path(booted.get_osname()) if booted else "/"),
-            "Path": GLib.Variant("s", "/"),
-            "AutomaticUpdatePolicy": GLib.Variant("s", self.settings.policy),
-            "Deployments": GLib.Variant("aa{sv}", described),
-            **self._transaction_properties(),
-        })
+        self._set(
+            interface.SYSROOT_PATH,
+            interface.SYSROOT,
+            {
+                "Booted": GLib.Variant("o", interface.os_path(booted.get_osname()) if booted else "/"),
+                "Path": GLib.Variant("s", "/"),
+                "AutomaticUpdatePolicy": GLib.Variant("s", self.settings.policy),
+                "Deployments": GLib.Variant("aa{sv}", described),
+                **self._transaction_properties(),
+            },
+        )
 
-    def _transaction_properties(self) -> Dict[str, Any]:
+    def _transaction_properties(self) -> dict[str, Any]:
         active = self.transaction
         call = (active.call.method, active.call.sender, active.call.object_path) if active else ("", "", "")
-        return {"ActiveTransaction": GLib.Variant("(sss)", call),
-                "ActiveTransactionPath": GLib.Variant("s", active.address if active else "")}
+        return {
+            "ActiveTransaction": GLib.Variant("(sss)", call),
+            "ActiveTransactionPath": GLib.Variant("s", active.address if active else ""),
+        }
 
-    def _os_properties(self, osname: str) -> Dict[str, Any]:
+    def _os_properties(self, osname: str) -> dict[str, Any]:
         sysroot = self.sysroot
         booted = sysroot.booted
         mine = booted if booted is not None and booted.get_osname() == osname else None
         described = {
-            "BootedDeployment": mine, "DefaultDeployment": sysroot.pending(osname) or mine,
-            "RollbackDeployment": sysroot.rollback(osname)}
+            "BootedDeployment": mine,
+            "DefaultDeployment": sysroot.pending(osname) or mine,
+            "RollbackDeployment": sysroot.rollback(osname),
+        }
         values = {key: GLib.Variant("a{sv}", deployments.describe(sysroot, item)) for key, item in described.items()}
-        return {**values, "CachedUpdate": GLib.Variant("a{sv}", {}), "Name": GLib.Variant("s", osname),
-                "HasCachedUpdateRpmDiff": GLib.Variant("b", False)}
+        return {
+            **values,
+            "CachedUpdate": GLib.Variant("a{sv}", {}),
+            "Name": GLib.Variant("s", osname),
+            "HasCachedUpdateRpmDiff": GLib.Variant("b", False),
+        }
 
-    def _set(self, path: str, name: str, values: Dict[str, Any]) -> None:
+    def _set(self, path: str, name: str, values: dict[str, Any]) -> None:
         known = self._values.setdefault((path, name), {})
         changed = {key: value for key, value in values.items() if key not in known or not known[key].equal(value)}
         fresh = not known
         known.update(values)
         if changed and not fresh:
-            self.bus.emit_signal(None, path, interface.PROPERTIES, "PropertiesChanged",
-                                 GLib.Variant("(sa{sv}as)", (name, changed, [])))
+            self.bus.emit_signal(
+                None, path, interface.PROPERTIES, "PropertiesChanged", GLib.Variant("(sa{sv}as)", (name, changed, []))
+            )
 
     def _export(self, path: str, name: str, handler: Callable[..., None]) -> None:
         number = self.bus.register_object(path, interface.info(name), handler, self._on_property, None)
@@ -146,8 +158,13 @@ class Daemon:
         self._osnames[path] = osname
         self._export(path, interface.OS, self._on_os)
         self._export(path, interface.EXPERIMENTAL, self._on_experimental)
-        self.bus.emit_signal(None, interface.BASE_PATH, interface.OBJECT_MANAGER, "InterfacesAdded",
-                             GLib.Variant("(oa{sa{sv}})", (path, self._managed(path))))
+        self.bus.emit_signal(
+            None,
+            interface.BASE_PATH,
+            interface.OBJECT_MANAGER,
+            "InterfacesAdded",
+            GLib.Variant("(oa{sa{sv}})", (path, self._managed(path))),
+        )
 
     def _remove_os(self, osname: str) -> None:
         path = interface.os_path(osname)
@@ -155,10 +172,15 @@ class Daemon:
             self.bus.unregister_object(number)
         del self._osnames[path]
         del self._values[path, interface.OS]
-        self.bus.emit_signal(None, interface.BASE_PATH, interface.OBJECT_MANAGER, "InterfacesRemoved",
-                             GLib.Variant("(oas)", (path, [interface.OS, interface.EXPERIMENTAL])))
+        self.bus.emit_signal(
+            None,
+            interface.BASE_PATH,
+            interface.OBJECT_MANAGER,
+            "InterfacesRemoved",
+            GLib.Variant("(oas)", (path, [interface.OS, interface.EXPERIMENTAL])),
+        )
 
-    def _managed(self, path: str) -> Dict[str, Any]:
+    def _managed(self, path: str) -> dict[str, Any]:
         if path == interface.SYSROOT_PATH:
             return {interface.SYSROOT: self._values[path, interface.SYSROOT]}
         return {interface.OS: self._values[path, interface.OS], interface.EXPERIMENTAL: {}}
@@ -168,13 +190,15 @@ class Daemon:
 
     # Method calls
 
-    def _on_manager(self, _bus: Any, _sender: str, _path: str, _name: str, _method: str, _parameters: Any,
-                    invocation: Any) -> None:
+    def _on_manager(
+        self, _bus: Any, _sender: str, _path: str, _name: str, _method: str, _parameters: Any, invocation: Any
+    ) -> None:
         managed = {path: self._managed(path) for path in [interface.SYSROOT_PATH, *self._osnames]}
         invocation.return_value(GLib.Variant("(a{oa{sa{sv}}})", (managed,)))
 
-    def _on_sysroot(self, _bus: Any, sender: str, _path: str, _name: str, method: str, parameters: Any,
-                    invocation: Any) -> None:
+    def _on_sysroot(
+        self, _bus: Any, sender: str, _path: str, _name: str, method: str, parameters: Any, invocation: Any
+    ) -> None:
         with _answering(invocation):
             if method not in _UNCHECKED_SYSROOT:
                 self._authorize(sender, "Sysroot", method)
@@ -193,8 +217,9 @@ class Daemon:
                 return
             invocation.return_value(None)
 
-    def _on_os(self, _bus: Any, sender: str, path: str, _name: str, method: str, parameters: Any,
-               invocation: Any) -> None:
+    def _on_os(
+        self, _bus: Any, sender: str, path: str, _name: str, method: str, parameters: Any, invocation: Any
+    ) -> None:
         with _answering(invocation):
             if method not in _UNCHECKED_OS:
                 self._authorize(sender, "OS", method)
@@ -207,8 +232,9 @@ class Daemon:
             reply = ("(bs)", (bool(address), address)) if method == "AutomaticUpdateTrigger" else ("(s)", (address,))
             invocation.return_value(GLib.Variant(*reply))
 
-    def _on_experimental(self, _bus: Any, _sender: str, _path: str, _name: str, method: str, parameters: Any,
-                         invocation: Any) -> None:
+    def _on_experimental(
+        self, _bus: Any, _sender: str, _path: str, _name: str, method: str, parameters: Any, invocation: Any
+    ) -> None:
         with _answering(invocation):
             if method != "Moo":
                 raise MethodError(errors.FAILED, f"stand: {method} is not supported")
@@ -219,7 +245,7 @@ class Daemon:
             return str(self._values[interface.SYSROOT_PATH, interface.SYSROOT]["Booted"].get_string())
         path = interface.os_path(osname)
         if self._osnames.get(path) != osname:
-            raise MethodError(errors.NOT_FOUND, f"OS name \"{osname}\" not found")
+            raise MethodError(errors.NOT_FOUND, f'OS name "{osname}" not found')
         return path
 
     def _authorize(self, sender: str, kind: str, method: str) -> None:
@@ -228,9 +254,17 @@ class Daemon:
 
     def _uid(self, sender: str) -> int:
         try:
-            found = self.bus.call_sync("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus",
-                                       "GetConnectionUnixUser", GLib.Variant("(s)", (sender,)),
-                                       GLib.VariantType("(u)"), Gio.DBusCallFlags.NONE, BUS_TIMEOUT_MS, None)
+            found = self.bus.call_sync(
+                "org.freedesktop.DBus",
+                "/org/freedesktop/DBus",
+                "org.freedesktop.DBus",
+                "GetConnectionUnixUser",
+                GLib.Variant("(s)", (sender,)),
+                GLib.VariantType("(u)"),
+                Gio.DBusCallFlags.NONE,
+                BUS_TIMEOUT_MS,
+                None,
+            )
         except GLib.Error as error:
             raise MethodError(errors.FAILED, f"Failed direct authorization: {error.message}") from error
         return int(found.unpack()[0])
@@ -243,15 +277,19 @@ class Daemon:
         active = self.transaction
         if active is not None:
             if not active.call.same_as(call):
-                raise MethodError(errors.BUSY, f"Transaction in progress: {active.title}\n You can cancel the current "
-                                               "transaction with `rpm-ostree cancel`")
+                raise MethodError(
+                    errors.BUSY,
+                    f"Transaction in progress: {active.title}\n You can cancel the current "
+                    "transaction with `rpm-ostree cancel`",
+                )
             journal("Client joining existing transaction")
             return active.address
         fault = faults.read(method)
         if self.rebooting or fault.flag("reboot_initiated"):
             raise MethodError(errors.FAILED, "Reboot initiated, cannot start new transaction")
-        plan = methods.plan(self._osnames[path], method, parameters, _descriptors(message), self.settings.policy,
-                            self.sysroot)
+        plan = methods.plan(
+            self._osnames[path], method, parameters, _descriptors(message), self.settings.policy, self.sysroot
+        )
         return self._launch(call, plan, fault) if plan is not None else ""
 
     def _launch(self, call: Call, plan: methods.Plan, fault: Faults) -> str:
@@ -260,11 +298,21 @@ class Daemon:
         with faults.foreign_lock(fault.flag("busy")):
             sysroot.lock()
         journal("Locked sysroot")
-        work: List[Work] = []
+        work: list[Work] = []
 
         def operate(output: Any, cancellable: Any) -> None:
-            work.append(Work(sysroot, self._osnames[call.object_path], self._client(call.sender), self.profile, fault,
-                             output, cancellable, lock_layering=self.settings.lock_layering))
+            work.append(
+                Work(
+                    sysroot,
+                    self._osnames[call.object_path],
+                    self._client(call.sender),
+                    self.profile,
+                    fault,
+                    output,
+                    cancellable,
+                    lock_layering=self.settings.lock_layering,
+                )
+            )
             work[0].reach("after-start")
             plan.operation(work[0])
             work[0].faults.reach("after-stage-before-finished", cancellable)
@@ -278,8 +326,9 @@ class Daemon:
             return self.reload(force=True, report=True)
 
         try:
-            self.transaction = Transaction(self.bus, call, plan.title, operate, executed, self._closed,
-                                           self.profile.abstract_socket)
+            self.transaction = Transaction(
+                self.bus, call, plan.title, operate, executed, self._closed, self.profile.abstract_socket
+            )
         except BaseException:
             sysroot.unlock()
             raise
@@ -317,8 +366,9 @@ class Daemon:
         try:
             self.settings = read_settings()
         except OperationFailed as error:
-            raise MethodError(errors.FAILED, f"Handling config reload: Reloading daemon configuration: {error}"
-                              ) from error
+            raise MethodError(
+                errors.FAILED, f"Handling config reload: Reloading daemon configuration: {error}"
+            ) from error
         self.reload(force=True)
         self._update_idle()
 
@@ -333,8 +383,9 @@ class Daemon:
     def _register(self, sender: str, identity: str) -> None:
         if sender in self._clients:
             return
-        watch = Gio.bus_watch_name_on_connection(self.bus, sender, Gio.BusNameWatcherFlags.NONE, None,
-                                                 lambda _bus, name: self._unregister(name))
+        watch = Gio.bus_watch_name_on_connection(
+            self.bus, sender, Gio.BusNameWatcherFlags.NONE, None, lambda _bus, name: self._unregister(name)
+        )
         self._clients[sender] = (identity, watch)
         journal(f"client(id:{identity} dbus:{sender}) added; new total={len(self._clients)}")
         self._update_idle()
@@ -371,27 +422,19 @@ class Daemon:
         return False
 
 
-class _answering:
+@contextlib.contextmanager
+def _answering(invocation: Any, prefix: str = "") -> Iterator[None]:
     """Turns the errors of a method's handler into its D-Bus error."""
-
-    def __init__(self, invocation: Any, prefix: str = "") -> None:
-        self._invocation = invocation
-        self._prefix = prefix
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Optional[BaseException], _trace: Any) -> bool:
-        if isinstance(error, MethodError):
-            self._invocation.return_dbus_error(error.name, self._prefix + error.text)
-        elif isinstance(error, (GLib.Error, OperationFailed)):
-            text = getattr(error, "message", "") or str(error)
-            self._invocation.return_dbus_error(errors.FAILED, self._prefix + text)
-        else:
-            return False
-        return True
+    try:
+        yield
+    except MethodError as error:
+        invocation.return_dbus_error(error.name, prefix + error.text)
+    except OperationFailed as error:
+        invocation.return_dbus_error(errors.FAILED, prefix + str(error))
+    except GLib.Error as error:
+        invocation.return_dbus_error(errors.FAILED, prefix + error.message)
 
 
-def _descriptors(message: Any) -> Tuple[int, ...]:
+def _descriptors(message: Any) -> tuple[int, ...]:
     passed = message.get_unix_fd_list()
     return tuple(passed.steal_fds()) if passed is not None else ()

@@ -3,33 +3,34 @@
 The order of steps is rpm-ostree's (RO:daemon/rpmostreed-transaction-types.cxx:deploy_transaction_execute); the
 numbers in comments are those of rpm-ostree.md 1.11.
 """
+
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import GLib  # noqa: E402 - require_version must come first
-
-from tests.stand import ostree_refs  # noqa: E402
-from tests.stand.imageproxy import ImageProxy  # noqa: E402
-from tests.stand.ostree_import import Importer, ImportFailed, Watcher  # noqa: E402
-from tests.stand.rpmostreed import basepackages, layering, rpm  # noqa: E402
-from tests.stand.rpmostreed.errors import Cancelled, OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.options import Options, names  # noqa: E402
-from tests.stand.rpmostreed.origin import Origin  # noqa: E402
-from tests.stand.rpmostreed.work import Work  # noqa: E402
+from tests.stand import ostree_refs
+from tests.stand.imageproxy import ImageProxy
+from tests.stand.introspection import GLib
+from tests.stand.ostree_import import Importer, ImportFailed, Watcher
+from tests.stand.rpmostreed import basepackages, layering, rpm
+from tests.stand.rpmostreed.errors import Cancelled, OperationFailed
+from tests.stand.rpmostreed.options import Options, names
+from tests.stand.rpmostreed.origin import Origin
+from tests.stand.rpmostreed.work import Work
 
 DRIVER_FILE = Path("/run/rpm-ostree/update-driver.gv")
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
-_DESCRIPTOR_ARRAYS = ("install-local-packages", "install-fileoverride-local-packages",
-                      "override-replace-local-packages")
+_DESCRIPTOR_ARRAYS = (
+    "install-local-packages",
+    "install-fileoverride-local-packages",
+    "override-replace-local-packages",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Request:
 
     modifiers: Options
     options: Options
-    descriptors: Tuple[int, ...] = ()
+    descriptors: tuple[int, ...] = ()
     no_pull_base_default: bool = False
     upgrade: bool = False
 
@@ -89,7 +90,7 @@ def run(work: Work, request: Request) -> None:
     state.changed |= _layers_changed(work, merge, layers)
     if _nothing_to_do(work, request, state):  # 19
         return
-    previous = [name for name in work.sysroot.origin(merge).packages]
+    previous = list(work.sysroot.origin(merge).packages)
     for text in layering.describe(layers, previous):
         work.output.message(text)
     if request.flag("dry-run"):  # 20
@@ -100,8 +101,9 @@ def run(work: Work, request: Request) -> None:
         work.output.message("Update downloaded." if state.changed else "No changes.")
         return
     commit = layering.assemble(work, layers)  # 23
-    work.stage(commit, state.origin, work.sysroot.kernel_arguments(merge).split(), request.flag("lock-finalization"),
-               line)
+    work.stage(
+        commit, state.origin, work.sysroot.kernel_arguments(merge).split(), request.flag("lock-finalization"), line
+    )
     if request.flag("reboot"):  # 26
         work.reboot()
 
@@ -112,19 +114,25 @@ def _check(request: Request) -> None:
     refspec_or_revision = bool(request.refspec)  # the quirk of 1.11: set-revision is read later
     rules = (
         (expected != len(request.descriptors), f"Expected {expected} fds but received {len(request.descriptors)}"),
-        (request.flag("skip-purge") and not request.refspec,
-         "Can't specify skip-purge if not setting a new refspec"),
-        (request.flag("no-pull-base") and refspec_or_revision,
-         "Can't specify no-pull-base if setting a new refspec or revision"),
-        (request.flag("cache-only") and request.flag("download-only"),
-         "Can't specify cache-only and download-only"),
+        (request.flag("skip-purge") and not request.refspec, "Can't specify skip-purge if not setting a new refspec"),
+        (
+            request.flag("no-pull-base") and refspec_or_revision,
+            "Can't specify no-pull-base if setting a new refspec or revision",
+        ),
+        (request.flag("cache-only") and request.flag("download-only"), "Can't specify cache-only and download-only"),
         (request.flag("dry-run") and request.flag("download-only"), "Can't specify dry-run and download-only"),
-        (bool(request.modifiers.texts("override-replace-packages")),
-         "Non-local replacement overrides not implemented yet"),
-        (request.flag("no-overrides") and request.overrides,
-         "Can't specify no-overrides if setting override modifiers"),
-        (request.modifiers.handle("ex-local-repo-remote") is not None and not request.refspec,
-         "Missing ref for transient local rebases"),
+        (
+            bool(request.modifiers.texts("override-replace-packages")),
+            "Non-local replacement overrides not implemented yet",
+        ),
+        (
+            request.flag("no-overrides") and request.overrides,
+            "Can't specify no-overrides if setting override modifiers",
+        ),
+        (
+            request.modifiers.handle("ex-local-repo-remote") is not None and not request.refspec,
+            "Missing ref for transient local rebases",
+        ),
         (request.flag("apply-live") and request.flag("reboot"), "Cannot specify `apply-live` and `reboot`"),
         (bool(request.modifiers.texts("install-fileoverride-packages")), "Non-local fileoverrides not implemented"),
         *((bool(request.modifiers.handles(key)), f"stand: {key} is not supported") for key in _DESCRIPTOR_ARRAYS[1:]),
@@ -152,8 +160,11 @@ def _title(request: Request) -> str:
         title = "install" if installs or modifiers.handles("install-local-packages") else "uninstall"
     for option, text in (("cache-only", "cache only"), ("download-only", "download only")):
         title += f" ({text})" if request.flag(option) else ""
-    for kind, count in (("uninstall", len(uninstalls)), ("install", len(installs)),
-                        ("localinstall", len(modifiers.handles("install-local-packages")))):
+    for kind, count in (
+        ("uninstall", len(uninstalls)),
+        ("install", len(installs)),
+        ("localinstall", len(modifiers.handles("install-local-packages"))),
+    ):
         title += f"; {kind}: {count}" if count else ""
     return title
 
@@ -165,8 +176,9 @@ def _register_driver(work: Work, request: Request) -> bool:
         return False
     if not work.client.unit:
         raise OperationFailed("could not find caller systemd unit")
-    record = GLib.Variant("a{sv}", {"driver-name": GLib.Variant("s", driver),
-                                    "driver-sd-unit": GLib.Variant("s", work.client.unit)})
+    record = GLib.Variant(
+        "a{sv}", {"driver-name": GLib.Variant("s", driver), "driver-sd-unit": GLib.Variant("s", work.client.unit)}
+    )
     DRIVER_FILE.parent.mkdir(parents=True, exist_ok=True)
     DRIVER_FILE.write_bytes(record.get_data_as_bytes().get_data())
     if request.revision != "":
@@ -226,8 +238,11 @@ def _drop(request: Request, state: _Progress) -> None:
 def _change_packages(work: Work, request: Request, state: _Progress) -> None:
     idempotent = request.flag("idempotent-layering")
     for name in request.modifiers.texts("uninstall-packages"):
-        local = [item for item in state.origin.local_packages
-                 if item.rpartition(":")[2] == name or item.rpartition(":")[2].startswith(f"{name}-")]
+        local = [
+            item
+            for item in state.origin.local_packages
+            if item.rpartition(":")[2] == name or item.rpartition(":")[2].startswith(f"{name}-")
+        ]
         if name in state.origin.packages:
             state.origin = replace(state.origin, packages=_without(state.origin.packages, [name]))
         elif local:
@@ -253,8 +268,9 @@ def _check_not_in_base(work: Work, state: _Progress, name: str) -> None:
     gone = [one for one in installed if one in state.origin.removed]
     providers = [one.nevra for key, one in installed.items() if one.answers(name) and key not in gone]
     if providers:
-        raise OperationFailed(f'"{name}" is already provided by: {", ".join(providers)}. Use --allow-inactive to '
-                              "explicitly require it.")
+        raise OperationFailed(
+            f'"{name}" is already provided by: {", ".join(providers)}. Use --allow-inactive to explicitly require it.'
+        )
 
 
 def _import_local(work: Work, request: Request, state: _Progress) -> None:
@@ -270,8 +286,9 @@ def _import_local(work: Work, request: Request, state: _Progress) -> None:
                 continue
             layering.unpack(work.sysroot.repo, package)
         checksum = work.sysroot.resolve(package.ref)
-        state.origin = replace(state.origin,
-                               local_packages=(*state.origin.local_packages, f"{checksum}:{package.nevra}"))
+        state.origin = replace(
+            state.origin, local_packages=(*state.origin.local_packages, f"{checksum}:{package.nevra}")
+        )
         state.changed = True
 
 
@@ -310,11 +327,17 @@ def _pull_base(work: Work, request: Request, state: _Progress) -> None:
 
 def pull_image(work: Work, source: Origin) -> str:
     """Imports the image of ``source`` (at its override digest, if any) and returns the merge commit."""
-    proxies: List[ImageProxy] = []
+    proxies: list[ImageProxy] = []
+
+    def kill(*_: object) -> None:
+        for proxy in proxies:
+            proxy.kill()
+
     output = work.output
-    watcher = Watcher(message=output.message, task=output.task_begin, done=output.task_end, step=work.reach,
-                      started=proxies.append)
-    handler = work.cancellable.connect(lambda *_: [proxy.kill() for proxy in proxies])
+    watcher = Watcher(
+        message=output.message, task=output.task_begin, done=output.task_end, step=work.reach, started=proxies.append
+    )
+    handler = work.cancellable.connect(kill)
     try:
         reference = ostree_refs.parse(source.image)
         if source.override_commit:
@@ -354,5 +377,5 @@ def _nothing_to_do(work: Work, request: Request, state: _Progress) -> bool:
     return True
 
 
-def _without(items: Sequence[str], gone: Sequence[str]) -> Tuple[str, ...]:
+def _without(items: Sequence[str], gone: Sequence[str]) -> tuple[str, ...]:
     return tuple(item for item in items if item not in gone)

@@ -1,31 +1,41 @@
 """The dictionaries that describe deployments on D-Bus (rpm-ostree.md section 3)."""
+
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
-import gi
+from tests.stand import ostree_refs
+from tests.stand.introspection import GLib, OSTree
+from tests.stand.rpmostreed import lockkey
+from tests.stand.rpmostreed.options import variants
+from tests.stand.rpmostreed.origin import Origin
+from tests.stand.rpmostreed.sysroot import Sysroot, identity
+from tests.stand.rpmostreed.transaction import journal
 
-gi.require_version("OSTree", "1.0")
-from gi.repository import GLib, OSTree  # noqa: E402 - require_version must come first
-
-from tests.stand import ostree_refs  # noqa: E402
-from tests.stand.rpmostreed import lockkey  # noqa: E402
-from tests.stand.rpmostreed.options import variants  # noqa: E402
-from tests.stand.rpmostreed.origin import Origin  # noqa: E402
-from tests.stand.rpmostreed.sysroot import Sysroot, identity  # noqa: E402
-from tests.stand.rpmostreed.transaction import journal  # noqa: E402
-
-Dictionary = Dict[str, Any]
+Dictionary = dict[str, Any]
 # Filtered out of commit metadata on D-Bus, because they are large.
-_FILTERED = frozenset("rpmostree." + name for name in (
-    "rpmdb.pkglist", "advisories", "packages", "modules", "spec", "removed-base-packages", "replaced-base-packages",
-    "replaced-base-remote-packages"))
-_UNLOCKED = {OSTree.DeploymentUnlockedState.NONE: "none", OSTree.DeploymentUnlockedState.DEVELOPMENT: "development",
-             OSTree.DeploymentUnlockedState.HOTFIX: "hotfix"}
+_FILTERED = frozenset(
+    "rpmostree." + name
+    for name in (
+        "rpmdb.pkglist",
+        "advisories",
+        "packages",
+        "modules",
+        "spec",
+        "removed-base-packages",
+        "replaced-base-packages",
+        "replaced-base-remote-packages",
+    )
+)
+_UNLOCKED = {
+    OSTree.DeploymentUnlockedState.NONE: "none",
+    OSTree.DeploymentUnlockedState.DEVELOPMENT: "development",
+    OSTree.DeploymentUnlockedState.HOTFIX: "hotfix",
+}
 
 
-def describe_all(sysroot: Sysroot) -> List[Dictionary]:
+def describe_all(sysroot: Sysroot) -> list[Dictionary]:
     """Every deployment, in boot order with the staged one first."""
     return [describe(sysroot, deployment) for deployment in sysroot.deployments]
 
@@ -36,10 +46,15 @@ def describe(sysroot: Sysroot, deployment: Optional[Any]) -> Dictionary:
         return {}
     commit = deployment.get_csum()
     found = variants(
-        id=("s", identity(deployment)), osname=("s", deployment.get_osname()), checksum=("s", commit),
-        serial=("i", deployment.get_deployserial()), booted=("b", sysroot.is_booted(deployment)),
-        staged=("b", deployment.is_staged()), pinned=("b", deployment.is_pinned()),
-        unlocked=("s", _UNLOCKED.get(deployment.get_unlocked(), "transient")))
+        id=("s", identity(deployment)),
+        osname=("s", deployment.get_osname()),
+        checksum=("s", commit),
+        serial=("i", deployment.get_deployserial()),
+        booted=("b", sysroot.is_booted(deployment)),
+        staged=("b", deployment.is_staged()),
+        pinned=("b", deployment.is_pinned()),
+        unlocked=("s", _UNLOCKED.get(deployment.get_unlocked(), "transient")),
+    )
     found.update(_commit_details(sysroot, commit, ""))
     if deployment.is_staged() and lockkey.LEGACY_FILE.exists():
         found["finalization-locked"] = GLib.Variant("b", True)
@@ -62,11 +77,15 @@ def _layers(sysroot: Sysroot, commit: str) -> Dictionary:
     metadata = sysroot.metadata(commit)
     found = {"base-commit-meta": _filter(sysroot.metadata(base))}
     packages = metadata.lookup_value("rpmostree.packages", GLib.VariantType("as")) or GLib.Variant("as", [])
-    removed = (metadata.lookup_value("rpmostree.removed-base-packages", GLib.VariantType("av"))
-               or GLib.Variant("av", []))
-    found.update({"packages": packages, "base-removals": removed,
-                  "base-local-replacements": GLib.Variant("a(vv)", []),
-                  "base-remote-replacements": GLib.Variant("a{sv}", {})})
+    removed = metadata.lookup_value("rpmostree.removed-base-packages", GLib.VariantType("av")) or GLib.Variant("av", [])
+    found.update(
+        {
+            "packages": packages,
+            "base-removals": removed,
+            "base-local-replacements": GLib.Variant("a(vv)", []),
+            "base-remote-replacements": GLib.Variant("a{sv}", {}),
+        }
+    )
     if base != commit:
         found["base-checksum"] = GLib.Variant("s", base)
         found.update(_commit_details(sysroot, base, "base-"))
@@ -75,15 +94,19 @@ def _layers(sysroot: Sysroot, commit: str) -> Dictionary:
 
 
 def _filter(metadata: Any) -> Any:
-    kept = {key: metadata.lookup_value(key, None) for key in metadata.keys() if key not in _FILTERED}
+    kept = {key: metadata.lookup_value(key, None) for key in metadata if key not in _FILTERED}
     return GLib.Variant("a{sv}", kept)
 
 
 def _origin(origin: Origin) -> Dictionary:
     found = variants(
-        requested_packages=("as", origin.packages), requested_local_packages=("as", origin.local_nevras),
-        requested_local_fileoverride_packages=("as", []), requested_base_removals=("as", origin.removed),
-        requested_base_local_replacements=("as", []), regenerate_initramfs=("b", origin.regenerate_initramfs))
+        requested_packages=("as", origin.packages),
+        requested_local_packages=("as", origin.local_nevras),
+        requested_local_fileoverride_packages=("as", []),
+        requested_base_removals=("as", origin.removed),
+        requested_base_local_replacements=("as", []),
+        regenerate_initramfs=("b", origin.regenerate_initramfs),
+    )
     if origin.image:
         found["container-image-reference"] = GLib.Variant("s", origin.image)
     else:

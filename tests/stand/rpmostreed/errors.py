@@ -1,4 +1,5 @@
 """How failures reach a client: as a method's D-Bus error, or as the text of ``Finished(false, text)``."""
+
 from __future__ import annotations
 
 _UNMAPPED = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code"

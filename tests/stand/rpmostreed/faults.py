@@ -18,6 +18,7 @@ Steps, in their order: ``after-start``, ``after-manifest``, ``before-layer-N``, 
 that are fetched, from 1), ``after-pull``, ``before-stage``, ``after-stage-before-finished``. ``after-start`` and
 ``after-stage-before-finished`` (as the last step) are reached by every transaction.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,25 +30,37 @@ import select
 import struct
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Optional
 
 from tests.stand.rpmostreed import FAULTS_FILE, FAULTS_VARIABLE
 from tests.stand.rpmostreed.errors import FAILED, Cancelled, MethodError, OperationFailed
 
 LOCK_FILE = "/ostree/lock"
-_STEP = re.compile(r"after-start|after-manifest|(before|after)-layer-\d+|after-pull|before-stage"
-                   r"|after-stage-before-finished")
-_KEYS = {"methods": list, "once": bool, "crash": str, "hold": dict, "delay": dict, "fail": dict, "hang": str,
-         "busy": bool, "reboot_initiated": bool}
+_STEP = re.compile(
+    r"after-start|after-manifest|(before|after)-layer-\d+|after-pull|before-stage"
+    r"|after-stage-before-finished"
+)
+_KEYS = {
+    "methods": list,
+    "once": bool,
+    "crash": str,
+    "hold": dict,
+    "delay": dict,
+    "fail": dict,
+    "hang": str,
+    "busy": bool,
+    "reboot_initiated": bool,
+}
 
 
 @dataclass(frozen=True)
 class Faults:
     """The faults for one transaction."""
 
-    settings: Dict[str, Any]
+    settings: dict[str, Any]
     file: Optional[Path] = None
 
     def flag(self, name: str) -> bool:
@@ -99,7 +112,7 @@ def read(method: str) -> Faults:
     return Faults(settings, file)
 
 
-def _check(settings: Dict[str, Any]) -> None:
+def _check(settings: dict[str, Any]) -> None:
     for key, value in settings.items():
         if not isinstance(value, _KEYS[key]):
             raise ValueError(f"{key} is not a {_KEYS[key].__name__}")
@@ -110,7 +123,7 @@ def _check(settings: Dict[str, Any]) -> None:
             raise ValueError(f"unknown step {step!r}")
 
 
-def _wait(fault: Dict[str, Any], cancellable: Any) -> None:
+def _wait(fault: dict[str, Any], cancellable: Any) -> None:
     watched = []
     fifo = os.open(fault["fifo"], os.O_RDONLY | os.O_NONBLOCK) if "fifo" in fault else -1
     if fifo >= 0:

@@ -1,9 +1,10 @@
 """Patching a kernel command line as libostree does (OS:ostree-kernel-args.c), with its error texts.
 
 Written out because OSTree.KernelArgs of libostree 2022.7 cannot be used through introspection."""
+
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Optional
 
 from tests.stand.rpmostreed.errors import OperationFailed
 
@@ -12,7 +13,7 @@ class KernelArguments:
     """An ordered list of ``key`` and ``key=value`` arguments. Its methods raise OperationFailed."""
 
     def __init__(self, text: str) -> None:
-        self.items: List[str] = text.split()
+        self.items: list[str] = text.split()
 
     def append(self, argument: str) -> None:
         self.items.append(argument)
@@ -44,7 +45,7 @@ class KernelArguments:
             raise OperationFailed(f"Multiple values for key '{key}' found")
         self._put(matching[0], argument)
 
-    def _of(self, key: str) -> List[str]:
+    def _of(self, key: str) -> list[str]:
         matching = [item for item in self.items if _split(item)[0] == key]
         if not matching:
             raise OperationFailed(f"No key '{key}' found")
@@ -54,6 +55,6 @@ class KernelArguments:
         self.items[self.items.index(old)] = new
 
 
-def _split(argument: str) -> Tuple[str, Optional[str]]:
+def _split(argument: str) -> tuple[str, Optional[str]]:
     key, separator, value = argument.partition("=")
     return key, value if separator else None

@@ -4,6 +4,7 @@ It is not dnf: requirements are names that the base, the request or a repository
 conflicts, scriptlets, triggers and the rpmdb are left out. Unpacked packages are kept as commits under
 ``rpmostree/pkg/…`` as in rpm-ostree's pkgcache, so that a tree can be made again without any repository.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,22 +14,19 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import Gio, GLib, OSTree  # noqa: E402 - require_version must come first
-
-from tests.stand import ostree_import, ostree_tree  # noqa: E402
-from tests.stand.rpmostreed import basepackages, repositories, rpm  # noqa: E402
-from tests.stand.rpmostreed.errors import OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.origin import Origin  # noqa: E402
-from tests.stand.rpmostreed.rpm import Package  # noqa: E402
-from tests.stand.rpmostreed.sysroot import CLIENT_LAYER  # noqa: E402
-from tests.stand.rpmostreed.work import Work  # noqa: E402
+from tests.stand import ostree_import, ostree_tree
+from tests.stand.introspection import Gio, GLib, OSTree
+from tests.stand.rpmostreed import basepackages, repositories, rpm
+from tests.stand.rpmostreed.errors import OperationFailed
+from tests.stand.rpmostreed.origin import Origin
+from tests.stand.rpmostreed.rpm import Package
+from tests.stand.rpmostreed.sysroot import CLIENT_LAYER
+from tests.stand.rpmostreed.work import Work
 
 UNPACK_TIMEOUT = 120
 CLIENT_LAYER_VERSION = 6
@@ -42,9 +40,9 @@ class Layers:
     """What goes on a base: the packages, those of them that were asked for and are not in the base, what is removed."""
 
     base: str
-    packages: Tuple[Package, ...] = ()
-    active: Tuple[str, ...] = ()
-    removed: Tuple[Package, ...] = ()
+    packages: tuple[Package, ...] = ()
+    active: tuple[str, ...] = ()
+    removed: tuple[Package, ...] = ()
     initramfs: str = ""
 
     @property
@@ -52,8 +50,12 @@ class Layers:
         """Identity of the result; "" where it is the base itself."""
         if not (self.packages or self.removed or self.initramfs):
             return ""
-        facts = [self.base, sorted(one.nevra for one in self.packages), sorted(one.nevra for one in self.removed),
-                 self.initramfs]
+        facts = [
+            self.base,
+            sorted(one.nevra for one in self.packages),
+            sorted(one.nevra for one in self.removed),
+            self.initramfs,
+        ]
         return hashlib.sha512(json.dumps(facts).encode()).hexdigest()
 
 
@@ -69,7 +71,7 @@ def plan(work: Work, base: str, source: Origin, pkgcache_only: bool) -> Layers:
     removed = tuple(_removed(installed, name) for name in source.removed)
     kept = {name: one for name, one in installed.items() if one not in removed}
     active = [name for name in source.packages if not any(one.answers(name) for one in kept.values())]
-    wanted: List[Package] = []
+    wanted: list[Package] = []
     if active or source.local_packages:
         cached = _cached(work.sysroot.repo)
         pool = cached if pkgcache_only else repositories.available()
@@ -116,8 +118,13 @@ def unpack(repo: Any, package: Package) -> None:
         converter = subprocess.Popen(["rpm2cpio", package.path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             done = subprocess.run(
-                ["cpio", "--extract", "--make-directories", "--no-absolute-filenames", "--quiet"], cwd=root,
-                stdin=converter.stdout, stderr=subprocess.PIPE, text=True, timeout=UNPACK_TIMEOUT)
+                ["cpio", "--extract", "--make-directories", "--no-absolute-filenames", "--quiet"],
+                cwd=root,
+                stdin=converter.stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=UNPACK_TIMEOUT,
+            )
         finally:
             converter.kill()
             converter.communicate(timeout=UNPACK_TIMEOUT)
@@ -127,7 +134,7 @@ def unpack(repo: Any, package: Package) -> None:
         _commit_package(repo, root, package)
 
 
-def describe(layers: Layers, previous: Sequence[str]) -> List[str]:
+def describe(layers: Layers, previous: Sequence[str]) -> list[str]:
     """The package transaction for people, one message per kind."""
     lines = []
     added = [one for one in layers.packages if one.name not in previous]
@@ -138,24 +145,24 @@ def describe(layers: Layers, previous: Sequence[str]) -> List[str]:
     return lines
 
 
-def _removed(installed: Dict[str, Package], name: str) -> Package:
+def _removed(installed: dict[str, Package], name: str) -> Package:
     for package in installed.values():
         if name in (package.name, package.nevra):
             return package
     raise OperationFailed(f'Package "{name}" not found')
 
 
-def _cached(repo: Any) -> List[Package]:
+def _cached(repo: Any) -> list[Package]:
     found = []
     for ref in ostree_import.list_refs(repo, "rpmostree/pkg/"):
         _, commit = repo.resolve_rev(ref, False)
         facts = json.loads(ostree_import.commit_metadata(repo, commit)[_METADATA_KEY])
-        found.append(Package(**{key: tuple(value) if isinstance(value, list) else value
-                                for key, value in facts.items()}))
+        lists = {key: tuple(facts.pop(key)) for key in ("provides", "requires", "files")}
+        found.append(Package(**facts, **lists))
     return found
 
 
-def _local(cached: Sequence[Package], requested: Sequence[str]) -> List[Package]:
+def _local(cached: Sequence[Package], requested: Sequence[str]) -> list[Package]:
     by_nevra = {package.nevra: package for package in cached}
     found = []
     for item in requested:
@@ -166,8 +173,9 @@ def _local(cached: Sequence[Package], requested: Sequence[str]) -> List[Package]
     return found
 
 
-def _resolve(requests: Sequence[str], local: List[Package], pool: List[Package], base: Dict[str, Package],
-             base_is_known: bool) -> List[Package]:
+def _resolve(
+    requests: Sequence[str], local: list[Package], pool: list[Package], base: dict[str, Package], base_is_known: bool
+) -> list[Package]:
     chosen = {package.name: package for package in local}
     missing = []
     for request in requests:
@@ -197,7 +205,7 @@ def _resolve(requests: Sequence[str], local: List[Package], pool: List[Package],
     return sorted(chosen.values(), key=lambda package: package.nevra)
 
 
-def _check_kept(package: Package, base: Dict[str, Package]) -> None:
+def _check_kept(package: Package, base: dict[str, Package]) -> None:
     installed = base.get(package.name)
     if installed is not None and package.nevra != installed.nevra:
         raise OperationFailed(f"Some base packages would be replaced\n  {installed.nevra} -> {package.nevra}")
@@ -231,11 +239,14 @@ def _normalize(root: Path) -> None:
 def _commit_package(repo: Any, root: Path, package: Package) -> None:
     modifier = OSTree.RepoCommitModifier.new(OSTree.RepoCommitModifierFlags.SKIP_XATTRS, None, None)
     facts = dataclasses.asdict(dataclasses.replace(package, path="", repository=package.repository))
-    metadata = GLib.Variant("a{sv}", {
-        _METADATA_KEY: GLib.Variant("s", json.dumps(facts)),
-        "rpmostree.nevra": GLib.Variant("(sstsss)", package.fields),
-        "rpmostree.repo": GLib.Variant("s", package.repository),
-    })
+    metadata = GLib.Variant(
+        "a{sv}",
+        {
+            _METADATA_KEY: GLib.Variant("s", json.dumps(facts)),
+            "rpmostree.nevra": GLib.Variant("(sstsss)", package.fields),
+            "rpmostree.repo": GLib.Variant("s", package.repository),
+        },
+    )
     repo.prepare_transaction(None)
     try:
         tree = OSTree.MutableTree()
@@ -281,13 +292,17 @@ def _tree_path(path: str) -> str:
 
 def _settle_kernel(repo: Any, tree: Any, layers: Layers) -> None:
     """One kernel only, and an initramfs for it; dracut's part is a marked file here."""
-    kernels = [name for name in ostree_tree.list_directory(tree, _MODULES)
-               if "vmlinuz" in ostree_tree.list_directory(tree, f"{_MODULES}/{name}")]
+    kernels = [
+        name
+        for name in ostree_tree.list_directory(tree, _MODULES)
+        if "vmlinuz" in ostree_tree.list_directory(tree, f"{_MODULES}/{name}")
+    ]
     if len(kernels) > 1:
         raise OperationFailed("Finalizing kernel: Multiple subdirectories found in: usr/lib/modules")
     if not kernels:
-        raise OperationFailed("Finalizing kernel: Failed to find kernel in /usr/lib/modules, /usr/lib/ostree-boot "
-                              "or /boot")
+        raise OperationFailed(
+            "Finalizing kernel: Failed to find kernel in /usr/lib/modules, /usr/lib/ostree-boot or /boot"
+        )
     folder = f"{_MODULES}/{kernels[0]}"
     if layers.initramfs or "initramfs.img" not in ostree_tree.list_directory(tree, folder):
         text = f"stand initramfs for {kernels[0]} {layers.initramfs}\n"
@@ -296,11 +311,14 @@ def _settle_kernel(repo: Any, tree: Any, layers: Layers) -> None:
 
 def _layer_metadata(layers: Layers) -> Any:
     removed = [GLib.Variant("(sstsss)", package.fields) for package in layers.removed]
-    return GLib.Variant("a{sv}", {
-        CLIENT_LAYER: GLib.Variant("b", True),
-        "rpmostree.clientlayer_version": GLib.Variant("u", CLIENT_LAYER_VERSION),
-        "rpmostree.packages": GLib.Variant("as", sorted(layers.active)),
-        "rpmostree.removed-base-packages": GLib.Variant("av", removed),
-        "rpmostree.state-sha512": GLib.Variant("s", layers.state),
-        "stand.package-refs": GLib.Variant("as", [package.ref for package in layers.packages]),
-    })
+    return GLib.Variant(
+        "a{sv}",
+        {
+            CLIENT_LAYER: GLib.Variant("b", True),
+            "rpmostree.clientlayer_version": GLib.Variant("u", CLIENT_LAYER_VERSION),
+            "rpmostree.packages": GLib.Variant("as", sorted(layers.active)),
+            "rpmostree.removed-base-packages": GLib.Variant("av", removed),
+            "rpmostree.state-sha512": GLib.Variant("s", layers.state),
+            "stand.package-refs": GLib.Variant("as", [package.ref for package in layers.packages]),
+        },
+    )

@@ -5,18 +5,16 @@ libostree that knows it. The one of this machine does not: it would finalize. So
 ``ostree-finalize-staged.service`` runs ``lockkey finalize-staged``, which says what a newer libostree says and does
 nothing while the key is there. ``lockkey unlock`` is ``ostree admin lock-finalization --unlock``, which 2022.7 lacks.
 """
+
 from __future__ import annotations
 
 import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("GLib", "2.0")
-from gi.repository import GLib  # noqa: E402 - require_version must come first
+from tests.stand.introspection import GLib
 
 STAGED_FILE = Path("/run/ostree/staged-deployment")
 LEGACY_FILE = Path("/run/ostree/staged-deployment-locked")
@@ -53,14 +51,14 @@ def _read(staged: Path) -> Any:
 
 def _write_key(value: bool) -> None:
     variant = _read(STAGED_FILE)
-    entries: Dict[str, Any] = {key: variant.lookup_value(key, None) for key in variant.keys()}
+    entries: dict[str, Any] = {key: variant.lookup_value(key, None) for key in variant}
     entries["locked"] = GLib.Variant("b", value)
     temporary = STAGED_FILE.with_name(STAGED_FILE.name + ".new")
     temporary.write_bytes(GLib.Variant("a{sv}", entries).get_data_as_bytes().get_data())
     temporary.replace(STAGED_FILE)
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: Optional[list[str]] = None) -> int:
     """The command line, see the module's text."""
     parser = argparse.ArgumentParser(description="The finalization lock of a staged deployment.")
     parser.add_argument("command", choices=["status", "lock", "unlock", "finalize-staged"])

@@ -1,21 +1,18 @@
 """What each method of the OS interface does: a transaction's operation, or an answer at once."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import bootloader, deploy, layering, repositories  # noqa: E402
-from tests.stand.rpmostreed.deploy import Request  # noqa: E402
-from tests.stand.rpmostreed.errors import FAILED, MethodError, OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.options import Options  # noqa: E402
-from tests.stand.rpmostreed.sysroot import Sysroot, identity  # noqa: E402
-from tests.stand.rpmostreed.work import Work  # noqa: E402
+from tests.stand.introspection import Gio, GLib
+from tests.stand.rpmostreed import bootloader, deploy, repositories
+from tests.stand.rpmostreed.deploy import Request
+from tests.stand.rpmostreed.errors import FAILED, MethodError
+from tests.stand.rpmostreed.options import Options
+from tests.stand.rpmostreed.sysroot import Sysroot, identity
+from tests.stand.rpmostreed.work import Work
 
 DEPLOY_TITLE = "new-deployment"
 BUS_TIMEOUT_MS = 2000
@@ -36,7 +33,7 @@ class Arguments:
 
     osname: str
     values: Any
-    descriptors: Tuple[int, ...]
+    descriptors: tuple[int, ...]
     policy: str
     sysroot: Sysroot
 
@@ -47,8 +44,9 @@ class Arguments:
         return self.values.get_child_value(index).unpack()
 
 
-def plan(osname: str, method: str, parameters: Any, descriptors: Tuple[int, ...], policy: str,
-         sysroot: Sysroot) -> Optional[Plan]:
+def plan(
+    osname: str, method: str, parameters: Any, descriptors: tuple[int, ...], policy: str, sysroot: Sysroot
+) -> Optional[Plan]:
     """The transaction for a method call; None where it needs none (an automatic update that is off).
 
     Raises MethodError for calls that are refused at once."""
@@ -61,8 +59,9 @@ def _deploy(request: Request) -> Plan:
 
 def _update_deployment(given: Arguments) -> Plan:
     modifiers, options = given.options(0), given.options(1)
-    plain = not (modifiers.text("set-refspec") or modifiers.text("set-revision") is not None
-                 or options.boolean("no-pull-base"))
+    plain = not (
+        modifiers.text("set-refspec") or modifiers.text("set-revision") is not None or options.boolean("no-pull-base")
+    )
     return _deploy(Request(modifiers, options, given.descriptors, upgrade=plain))
 
 
@@ -76,14 +75,17 @@ def _upgrade(given: Arguments) -> Plan:
 
 def _rebase(given: Arguments) -> Plan:
     revision = given.options(0).text("revision")
-    modifiers = Options.of(set_refspec=GLib.Variant("s", given[1]),
-                           set_revision=GLib.Variant("s", revision) if revision is not None else None)
+    modifiers = Options.of(
+        set_refspec=GLib.Variant("s", given[1]),
+        set_revision=GLib.Variant("s", revision) if revision is not None else None,
+    )
     return _deploy(Request(modifiers, given.options(0)))
 
 
 def _package_change(given: Arguments) -> Plan:
-    modifiers = Options.of(install_packages=GLib.Variant("as", given[1]),
-                           uninstall_packages=GLib.Variant("as", given[2]))
+    modifiers = Options.of(
+        install_packages=GLib.Variant("as", given[1]), uninstall_packages=GLib.Variant("as", given[2])
+    )
     return _deploy(Request(modifiers, given.options(0), no_pull_base_default=True))
 
 
@@ -100,9 +102,11 @@ def _automatic_update(given: Arguments) -> Optional[Plan]:
         return Plan("automatic (check)", lambda work: work.output.message("stand: nothing is checked"))
     if mode not in ("stage", "apply"):
         raise MethodError(FAILED, f"Invalid AutomaticUpdateTrigger mode: '{mode}'")
-    flags = Options.of(reboot=GLib.Variant("b", mode == "apply"),
-                       lock_finalization=GLib.Variant("b", options.boolean("lock-finalization")),
-                       initiating_command_line=GLib.Variant("s", "automatic (stage)"))
+    flags = Options.of(
+        reboot=GLib.Variant("b", mode == "apply"),
+        lock_finalization=GLib.Variant("b", options.boolean("lock-finalization")),
+        initiating_command_line=GLib.Variant("s", "automatic (stage)"),
+    )
     return _deploy(Request(Options.of(), flags, upgrade=True))
 
 
@@ -117,8 +121,10 @@ def _initramfs_state(given: Arguments) -> Plan:
 
 
 def _initramfs_etc(given: Arguments) -> Plan:
-    return Plan("initramfs-etc", lambda work: bootloader.initramfs_etc(
-        work, given[0], given[1], (given[2], given[3]), given.options(4)))
+    return Plan(
+        "initramfs-etc",
+        lambda work: bootloader.initramfs_etc(work, given[0], given[1], (given[2], given[3]), given.options(4)),
+    )
 
 
 def _rollback(given: Arguments) -> Plan:
@@ -139,6 +145,7 @@ def _refresh_metadata(given: Arguments) -> Plan:
         repositories.check_enabled()
         for package in repositories.available():
             work.output.message(f"rpm-md: {package.nevra} ({package.repository})")
+
     return Plan("refresh-md (force)" if given.options(0).boolean("force") else "refresh-md", refresh)
 
 
@@ -150,7 +157,7 @@ def _package_diff(_given: Arguments) -> Plan:
     return Plan("package-diff", lambda work: work.output.message("stand: no package differences are computed"))
 
 
-_PLANNERS: Dict[str, Callable[[Arguments], Optional[Plan]]] = {
+_PLANNERS: dict[str, Callable[[Arguments], Optional[Plan]]] = {
     "UpdateDeployment": _update_deployment,
     "Deploy": _deploy_revision,
     "Upgrade": _upgrade,
@@ -190,29 +197,42 @@ def _cached_diff(_sysroot: Sysroot, _osname: str, _parameters: Any) -> Any:
 
 
 def _list_repositories(_sysroot: Sysroot, _osname: str, _parameters: Any) -> Any:
-    found = [{
-        "id": GLib.Variant("s", one.name), "description": GLib.Variant("s", one.description),
-        "is-devel": GLib.Variant("b", one.name.endswith(("-debuginfo", "-debug"))),
-        "is-source": GLib.Variant("b", one.name.endswith("-source")), "is-enabled": GLib.Variant("b", one.enabled),
-    } for one in repositories.listing()]
+    found = [
+        {
+            "id": GLib.Variant("s", one.name),
+            "description": GLib.Variant("s", one.description),
+            "is-devel": GLib.Variant("b", one.name.endswith(("-debuginfo", "-debug"))),
+            "is-source": GLib.Variant("b", one.name.endswith("-source")),
+            "is-enabled": GLib.Variant("b", one.enabled),
+        }
+        for one in repositories.listing()
+    ]
     return GLib.Variant("(aa{sv})", (found,))
 
 
 def _packages(_sysroot: Sysroot, _osname: str, parameters: Any) -> Any:
-    requests: List[str] = parameters.unpack()[0]
+    requests: list[str] = parameters.unpack()[0]
     found = []
     for package in repositories.available():
         for request in [name for name in requests if package.answers(name)]:
             nevra, name, epoch, version, release, arch = package.fields
-            found.append({
-                "key": GLib.Variant("s", request), "name": GLib.Variant("s", name), "epoch": GLib.Variant("t", epoch),
-                "version": GLib.Variant("s", version), "arch": GLib.Variant("s", arch),
-                "nevra": GLib.Variant("s", nevra), "evr": GLib.Variant("s", f"{version}-{release}"),
-                "summary": GLib.Variant("s", ""), "reponame": GLib.Variant("s", package.repository)})
+            found.append(
+                {
+                    "key": GLib.Variant("s", request),
+                    "name": GLib.Variant("s", name),
+                    "epoch": GLib.Variant("t", epoch),
+                    "version": GLib.Variant("s", version),
+                    "arch": GLib.Variant("s", arch),
+                    "nevra": GLib.Variant("s", nevra),
+                    "evr": GLib.Variant("s", f"{version}-{release}"),
+                    "summary": GLib.Variant("s", ""),
+                    "reponame": GLib.Variant("s", package.repository),
+                }
+            )
     return GLib.Variant("(aa{sv})", (found,))
 
 
-QUERIES: Dict[str, Callable[[Sysroot, str, Any], Any]] = {
+QUERIES: dict[str, Callable[[Sysroot, str, Any], Any]] = {
     "GetDeploymentBootConfig": _boot_config,
     "GetDeploymentsRpmDiff": _deployments_diff,
     "GetCachedDeployRpmDiff": _cached_diff,
@@ -233,9 +253,17 @@ def cow(is_utf8: bool) -> str:
 def unit_of(bus: Any, sender: str) -> str:
     """The systemd unit of a bus client by its cgroup, or ``""``."""
     try:
-        reply = bus.call_sync("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus",
-                              "GetConnectionUnixProcessID", GLib.Variant("(s)", (sender,)), GLib.VariantType("(u)"),
-                              Gio.DBusCallFlags.NONE, BUS_TIMEOUT_MS, None)
+        reply = bus.call_sync(
+            "org.freedesktop.DBus",
+            "/org/freedesktop/DBus",
+            "org.freedesktop.DBus",
+            "GetConnectionUnixProcessID",
+            GLib.Variant("(s)", (sender,)),
+            GLib.VariantType("(u)"),
+            Gio.DBusCallFlags.NONE,
+            BUS_TIMEOUT_MS,
+            None,
+        )
         lines = Path(f"/proc/{reply.unpack()[0]}/cgroup").read_text().splitlines()
     except (GLib.Error, OSError):
         return ""

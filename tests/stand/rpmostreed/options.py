@@ -1,12 +1,10 @@
 """Reading a{sv} dictionaries as rpm-ostreed does: by key and exact type, everything else ignored (1.10)."""
+
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("GLib", "2.0")
-from gi.repository import GLib  # noqa: E402 - require_version must come first
+from tests.stand.introspection import GLib
 
 
 class Options:
@@ -29,18 +27,18 @@ class Options:
         found = self._lookup(key, "s")
         return None if found is None else str(found.get_string())
 
-    def texts(self, key: str) -> Tuple[str, ...]:
+    def texts(self, key: str) -> tuple[str, ...]:
         found = self._lookup(key, "as")
         return () if found is None else tuple(found.unpack())
 
-    def pair(self, key: str) -> Optional[Tuple[str, str]]:
+    def pair(self, key: str) -> Optional[tuple[str, str]]:
         found = self._lookup(key, "(ss)")
         if found is None:
             return None
         first, second = found.unpack()
         return first, second
 
-    def handles(self, key: str) -> Tuple[int, ...]:
+    def handles(self, key: str) -> tuple[int, ...]:
         found = self._lookup(key, "ah")
         return () if found is None else tuple(found.unpack())
 
@@ -52,11 +50,11 @@ class Options:
         return self._variant.lookup_value(key, GLib.VariantType(kind))
 
 
-def variants(**values: Tuple[str, object]) -> "dict[str, Any]":
+def variants(**values: tuple[str, object]) -> dict[str, Any]:
     """A dictionary for an a{sv}: ``name=(type, value)``, underscores in names standing for dashes."""
     return {key.replace("_", "-"): GLib.Variant(kind, value) for key, (kind, value) in values.items()}
 
 
-def names(*groups: Tuple[str, ...]) -> List[str]:
+def names(*groups: tuple[str, ...]) -> list[str]:
     """All names of several options, each once, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))

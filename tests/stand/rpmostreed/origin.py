@@ -1,15 +1,12 @@
 """A deployment's origin file (rpm-ostree.md 3.5)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("GLib", "2.0")
-from gi.repository import GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed.errors import OperationFailed  # noqa: E402
+from tests.stand.introspection import GLib
+from tests.stand.rpmostreed.errors import OperationFailed
 
 
 @dataclass(frozen=True)
@@ -22,12 +19,12 @@ class Origin:
     custom_url: str = ""
     custom_description: str = ""
     unconfigured_state: str = ""
-    packages: Tuple[str, ...] = ()
-    local_packages: Tuple[str, ...] = ()  # items "sha256:nevra"
-    removed: Tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    local_packages: tuple[str, ...] = ()  # items "sha256:nevra"
+    removed: tuple[str, ...] = ()
     regenerate_initramfs: bool = False
-    initramfs_args: Tuple[str, ...] = ()
-    initramfs_etc: Tuple[str, ...] = ()
+    initramfs_args: tuple[str, ...] = ()
+    initramfs_etc: tuple[str, ...] = ()
     cliwrap: bool = False
 
     @property
@@ -36,17 +33,25 @@ class Origin:
         return bool(self.packages or self.local_packages or self.removed or self.regenerate_initramfs)
 
     @property
-    def local_nevras(self) -> Tuple[str, ...]:
+    def local_nevras(self) -> tuple[str, ...]:
         return tuple(item.rpartition(":")[2] for item in self.local_packages)
 
 
-_STRINGS = (("origin", "container-image-reference", "image"), ("origin", "refspec", "refspec"),
-            ("origin", "override-commit", "override_commit"), ("origin", "custom-url", "custom_url"),
-            ("origin", "custom-description", "custom_description"),
-            ("origin", "unconfigured-state", "unconfigured_state"))
-_LISTS = (("packages", "requested", "packages"), ("packages", "requested-local", "local_packages"),
-          ("overrides", "remove", "removed"), ("rpmostree", "initramfs-args", "initramfs_args"),
-          ("rpmostree", "initramfs-etc", "initramfs_etc"))
+_STRINGS = (
+    ("origin", "container-image-reference", "image"),
+    ("origin", "refspec", "refspec"),
+    ("origin", "override-commit", "override_commit"),
+    ("origin", "custom-url", "custom_url"),
+    ("origin", "custom-description", "custom_description"),
+    ("origin", "unconfigured-state", "unconfigured_state"),
+)
+_LISTS = (
+    ("packages", "requested", "packages"),
+    ("packages", "requested-local", "local_packages"),
+    ("overrides", "remove", "removed"),
+    ("rpmostree", "initramfs-args", "initramfs_args"),
+    ("rpmostree", "initramfs-etc", "initramfs_etc"),
+)
 _FLAGS = (("rpmostree", "regenerate-initramfs", "regenerate_initramfs"), ("rpmostree", "ex-cliwrap", "cliwrap"))
 
 
@@ -56,7 +61,7 @@ def read(keyfile: Optional[Any]) -> Origin:
     Raises OperationFailed with rpm-ostree's texts where it names no or two sources."""
     if keyfile is None:
         raise OperationFailed("Failed to find refspec/baserefspec/container-image-reference in origin")
-    values: Dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for group, key, name in _STRINGS:
         values[name] = _text(keyfile, group, key)
     values["refspec"] = values["refspec"] or _text(keyfile, "origin", "baserefspec")

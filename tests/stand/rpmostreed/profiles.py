@@ -7,6 +7,7 @@ D: before 2023.2, the transaction socket is an abstract one with a random name.
 E: since 2026.1, installing what a container image already has needs no ``allow-inactive``, and an empty package
    transaction passes with ``idempotent-layering``.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

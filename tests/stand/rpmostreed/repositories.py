@@ -2,13 +2,13 @@
 
 Not dnf: there is no metadata, no mirror list, no HTTP. A ``baseurl`` is a directory's path or a file:// URL.
 """
+
 from __future__ import annotations
 
 import configparser
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 from tests.stand.rpmostreed import rpm
 from tests.stand.rpmostreed.errors import FAILED, MethodError, OperationFailed
@@ -23,12 +23,12 @@ class Repository:
 
     name: str
     description: str
-    urls: Tuple[str, ...]
+    urls: tuple[str, ...]
     enabled: bool
     skip_if_unavailable: bool
 
 
-def read(folder: Path = REPOS_FOLDER) -> List[Repository]:
+def read(folder: Path = REPOS_FOLDER) -> list[Repository]:
     """All repositories, by file and section. Raises OperationFailed on a file that cannot be parsed."""
     found = []
     for path in sorted(folder.glob("*.repo")):
@@ -39,16 +39,21 @@ def read(folder: Path = REPOS_FOLDER) -> List[Repository]:
             raise OperationFailed(f"Loading repository configuration: {path}: {error}") from error
         for name in parser.sections():
             section = parser[name]
-            found.append(Repository(name, section.get("name", name),
-                                    tuple(section.get("baseurl", "").replace(",", " ").split()),
-                                    _true(section.get("enabled", "1")),
-                                    _true(section.get("skip_if_unavailable", "0"))))
+            found.append(
+                Repository(
+                    name,
+                    section.get("name", name),
+                    tuple(section.get("baseurl", "").replace(",", " ").split()),
+                    _true(section.get("enabled", "1")),
+                    _true(section.get("skip_if_unavailable", "0")),
+                )
+            )
     return found
 
 
-def available(folder: Path = REPOS_FOLDER) -> List[Package]:
+def available(folder: Path = REPOS_FOLDER) -> list[Package]:
     """The packages of all enabled repositories. Raises OperationFailed where one is not there."""
-    packages: List[Package] = []
+    packages: list[Package] = []
     for repository in read(folder):
         if not repository.enabled:
             continue
@@ -61,11 +66,12 @@ def available(folder: Path = REPOS_FOLDER) -> List[Package]:
                     f"Updating rpm-md repo '{repository.name}': cannot update repo '{repository.name}': Cannot "
                     f"download repomd.xml: Cannot download repodata/repomd.xml: All mirrors were tried; Last error: "
                     f"Curl error (37): Couldn't read a file:// file for file://{place}/repodata/repomd.xml "
-                    f"[Couldn't open file {place}/repodata/repomd.xml]")
+                    f"[Couldn't open file {place}/repodata/repomd.xml]"
+                )
     return packages
 
 
-def modify(name: str, settings: Dict[str, str], folder: Path = REPOS_FOLDER) -> None:
+def modify(name: str, settings: dict[str, str], folder: Path = REPOS_FOLDER) -> None:
     """ModifyYumRepo: sets ``enabled`` of one repository. Raises OperationFailed."""
     if set(settings) != {"enabled"} or settings["enabled"] not in ("0", "1"):
         raise OperationFailed("Only 'enabled' is allowed to be changed, to 0 or 1")
@@ -98,7 +104,7 @@ def _true(text: str) -> bool:
     return text.strip().lower() in ("1", "true", "yes", "on")
 
 
-def listing() -> List[Repository]:
+def listing() -> list[Repository]:
     """ListRepos. Raises MethodError where a file cannot be parsed."""
     try:
         return read()

@@ -1,20 +1,23 @@
-"""RPM packages as far as layering needs them: what a file says about itself, versions, and which one a request means."""
+"""RPM packages as far as layering needs them: what a file says about itself, versions, what a request means."""
+
 from __future__ import annotations
 
 import itertools
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Optional
 
 from tests.stand.rpmostreed.errors import OperationFailed
 
 QUERY_TIMEOUT = 60
-_FORMAT = ("%{NAME}\t%{EPOCHNUM}\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t[%{PROVIDENAME} ]\t[%{REQUIRENAME} ]\t"
-           "[%{FILENAMES} ]\n")
+_FORMAT = (
+    "%{NAME}\t%{EPOCHNUM}\t%{VERSION}\t%{RELEASE}\t%{ARCH}\t[%{PROVIDENAME} ]\t[%{REQUIRENAME} ]\t[%{FILENAMES} ]\n"
+)
 _SEGMENT = re.compile(r"\d+|[a-zA-Z]+|~|\^")
-Nevra = Tuple[str, str, int, str, str, str]
+Nevra = tuple[str, str, int, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,9 @@ class Package:
     version: str
     release: str
     arch: str
-    provides: Tuple[str, ...] = ()
-    requires: Tuple[str, ...] = ()
-    files: Tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     path: str = ""
     repository: str = ""
 
@@ -56,12 +59,16 @@ class Package:
         return request in names or request in self.provides or (request.startswith("/") and request in self.files)
 
 
-def query(paths: Sequence[str], repository: str = "") -> List[Package]:
+def query(paths: Sequence[str], repository: str = "") -> list[Package]:
     """Reads RPM files. Raises OperationFailed with rpm's own words."""
     if not paths:
         return []
-    done = subprocess.run(["rpm", "-qp", "--nosignature", "--nodigest", "--qf", _FORMAT, *paths],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=QUERY_TIMEOUT)
+    done = subprocess.run(
+        ["rpm", "-qp", "--nosignature", "--nodigest", "--qf", _FORMAT, *paths],
+        capture_output=True,
+        text=True,
+        timeout=QUERY_TIMEOUT,
+    )
     if done.returncode != 0:
         raise OperationFailed(f"Reading packages: {done.stderr.strip()}")
     machine = platform.machine()
@@ -69,9 +76,20 @@ def query(paths: Sequence[str], repository: str = "") -> List[Package]:
     for path, line in zip(paths, done.stdout.splitlines()):
         name, epoch, version, release, arch, provides, requires, files = line.split("\t")
         if arch in (machine, "noarch"):
-            found.append(Package(name, int(epoch), version, release, arch, tuple(provides.split()),
-                                 tuple(one for one in requires.split() if not one.startswith("rpmlib(")),
-                                 tuple(files.split()), path, repository))
+            found.append(
+                Package(
+                    name,
+                    int(epoch),
+                    version,
+                    release,
+                    arch,
+                    tuple(provides.split()),
+                    tuple(one for one in requires.split() if not one.startswith("rpmlib(")),
+                    tuple(files.split()),
+                    path,
+                    repository,
+                )
+            )
     return found
 
 
@@ -103,7 +121,7 @@ def compare_versions(one: str, other: str) -> int:
     return 0
 
 
-def _rank(segment: Optional[str]) -> Tuple[int, int, str]:
+def _rank(segment: Optional[str]) -> tuple[int, int, str]:
     if segment == "~":
         return (0, 0, "")
     if segment is None:
@@ -114,5 +132,6 @@ def _rank(segment: Optional[str]) -> Tuple[int, int, str]:
 
 
 def _escape(text: str) -> str:
-    return "".join(char if char.isalnum() or char in ".-" else "__" if char == "_" else f"_{ord(char):02X}"
-                   for char in text)
+    return "".join(
+        char if char.isalnum() or char in ".-" else "__" if char == "_" else f"_{ord(char):02X}" for char in text
+    )

@@ -3,20 +3,17 @@
 /sysroot and /boot are mounted read-only in the node; rpm-ostreed remounts them for itself (MountFlags=slave). Doing
 so before libostree opens anything keeps it from holding descriptors of the old mount (vm.md section 3).
 """
+
 from __future__ import annotations
 
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import GLib, OSTree  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import errors, origin  # noqa: E402
-from tests.stand.rpmostreed.errors import MethodError  # noqa: E402
+from tests.stand.introspection import GLib, OSTree
+from tests.stand.rpmostreed import errors, origin
+from tests.stand.rpmostreed.errors import MethodError
 
 _CLONE_NEWNS = 0x20000
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 1 << 14, 1 << 19
@@ -57,7 +54,7 @@ class Sysroot:
         return self.ostree.get_booted_deployment()
 
     @property
-    def deployments(self) -> List[Any]:
+    def deployments(self) -> list[Any]:
         return list(self.ostree.get_deployments())
 
     def reload(self) -> bool:
@@ -103,7 +100,7 @@ class Sysroot:
 
     def root(self, deployment: Any) -> Path:
         """The deployment's directory."""
-        return Path("/") / self.ostree.get_deployment_dirpath(deployment)
+        return Path("/", str(self.ostree.get_deployment_dirpath(deployment)))
 
     def origin(self, deployment: Any) -> origin.Origin:
         return origin.read(deployment.get_origin())

@@ -2,6 +2,7 @@
 
 Everything but the operation itself runs in the daemon's main loop.
 """
+
 from __future__ import annotations
 
 import os
@@ -10,15 +11,11 @@ import sys
 import threading
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
-import gi
-
-gi.require_version("Gio", "2.0")
-from gi.repository import Gio, GLib  # noqa: E402 - require_version must come first
-
-from tests.stand.rpmostreed import interface  # noqa: E402
-from tests.stand.rpmostreed.errors import CANCELLED_TEXT, FAILED, MethodError, OperationFailed  # noqa: E402
+from tests.stand.introspection import Gio, GLib
+from tests.stand.rpmostreed import interface
+from tests.stand.rpmostreed.errors import CANCELLED_TEXT, FAILED, MethodError, OperationFailed
 
 SOCKET_PATH = "/run/rpm-ostree-transaction.sock"
 FORCE_CLOSE_SECONDS = 30
@@ -52,7 +49,7 @@ class Call:
 class Output:
     """What an operation tells its clients. May be used from any thread; order is kept."""
 
-    def __init__(self, emit: Callable[[str, Any], None], retitle: Callable[[str], None]) -> None:
+    def __init__(self, emit: Callable[[str, Any], bool], retitle: Callable[[str], bool]) -> None:
         self._emit = emit
         self._retitle = retitle
 
@@ -84,8 +81,16 @@ class Transaction:
     ``executed`` is called with the success in the main loop before Finished is sent and returns an error text or "";
     ``closed`` when the last peer has gone."""
 
-    def __init__(self, bus: Any, call: Call, title: str, work: Callable[[Output, Any], None],
-                 executed: Callable[[bool], str], closed: Callable[[], None], abstract: bool) -> None:
+    def __init__(
+        self,
+        bus: Any,
+        call: Call,
+        title: str,
+        work: Callable[[Output, Any], None],
+        executed: Callable[[bool], str],
+        closed: Callable[[], None],
+        abstract: bool,
+    ) -> None:
         self.call = call
         self.title = title
         self._bus = bus
@@ -94,7 +99,7 @@ class Transaction:
         self._closed = closed
         self._state = State.CREATED
         self._cancellable = Gio.Cancellable()
-        self._peers: List[Any] = []
+        self._peers: list[Any] = []
         self._result: Optional[Any] = None
         self._timer = 0
         self._server = _listen(abstract)
@@ -103,7 +108,8 @@ class Transaction:
         if not abstract:
             os.chmod(SOCKET_PATH, 0o666)
         self._watch = Gio.bus_watch_name_on_connection(
-            bus, call.sender, Gio.BusNameWatcherFlags.NONE, None, self._on_owner_vanished)
+            bus, call.sender, Gio.BusNameWatcherFlags.NONE, None, self._on_owner_vanished
+        )
         journal(f"Initiated txn {call.method} for {call.client}: {call.object_path}", MESSAGE_ID=INITIATED)
 
     @property
@@ -116,8 +122,7 @@ class Transaction:
 
     def _on_connection(self, _server: Any, connection: Any) -> bool:
         connection.connect("closed", self._on_peer_closed)
-        connection.register_object("/", interface.info(interface.TRANSACTION), self._on_method, self._on_property,
-                                   None)
+        connection.register_object("/", interface.info(interface.TRANSACTION), self._on_method, self._on_property, None)
         self._peers.append(connection)
         journal("Process connected to transaction progress")
         return True
@@ -135,8 +140,9 @@ class Transaction:
             self._executed(False)
             self._close()
 
-    def _on_method(self, connection: Any, _sender: str, _path: str, _interface: str, method: str, _parameters: Any,
-                   invocation: Any) -> None:
+    def _on_method(
+        self, connection: Any, _sender: str, _path: str, _interface: str, method: str, _parameters: Any, invocation: Any
+    ) -> None:
         if method == "Start":
             fresh = self._state is State.CREATED
             if fresh:
@@ -170,7 +176,8 @@ class Transaction:
         problem = self._executed(success)
         if success and problem:
             success, text = False, f"During txn completion: Sysroot reload: {problem}"
-        journal(f"Txn {self.call.method} on {self.call.object_path} " + ("successful" if success else f"failed: {text}"))
+        outcome = "successful" if success else f"failed: {text}"
+        journal(f"Txn {self.call.method} on {self.call.object_path} {outcome}")
         self._result = GLib.Variant("(bs)", (success, text))
         self._state = State.EXECUTED
         self._emit_all("Finished", self._result)

@@ -1,24 +1,22 @@
 """What every operation is given, and what all that deploy have in common: staging, locking, rebooting, cleaning up."""
+
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence
+from typing import Any, Optional
 
-import gi
-
-gi.require_version("OSTree", "1.0")
-from gi.repository import Gio, GLib, OSTree  # noqa: E402 - require_version must come first
-
-from tests.stand import ostree_import  # noqa: E402
-from tests.stand.rpmostreed import lockkey, origin  # noqa: E402
-from tests.stand.rpmostreed.errors import Cancelled, OperationFailed  # noqa: E402
-from tests.stand.rpmostreed.faults import Faults  # noqa: E402
-from tests.stand.rpmostreed.options import Options  # noqa: E402
-from tests.stand.rpmostreed.origin import Origin  # noqa: E402
-from tests.stand.rpmostreed.profiles import Profile  # noqa: E402
-from tests.stand.rpmostreed.sysroot import Sysroot, identity  # noqa: E402
-from tests.stand.rpmostreed.transaction import Output, journal  # noqa: E402
+from tests.stand import ostree_import
+from tests.stand.introspection import Gio, GLib, OSTree
+from tests.stand.rpmostreed import lockkey, origin
+from tests.stand.rpmostreed.errors import Cancelled, OperationFailed
+from tests.stand.rpmostreed.faults import Faults
+from tests.stand.rpmostreed.options import Options
+from tests.stand.rpmostreed.origin import Origin
+from tests.stand.rpmostreed.profiles import Profile
+from tests.stand.rpmostreed.sysroot import Sysroot, identity
+from tests.stand.rpmostreed.transaction import Output, journal
 
 DEPLOYED = "9bddbda177cd44d891b1b561a8a0ce9e"
 BUS_TIMEOUT_MS = 25000
@@ -76,13 +74,19 @@ class Work:
             lockkey.lock(by_key=False)
         merge = self.sysroot.config_merge(self.osname)
         _, staged = self.sysroot.ostree.stage_tree(
-            self.osname, commit, origin.write(source), merge, list(arguments), self.cancellable)
+            self.osname, commit, origin.write(source), merge, list(arguments), self.cancellable
+        )
         self._settle_lock(lock)
         self.sysroot.reload()
         self.output.task_end()
-        journal(f"Created new deployment /{self.sysroot.ostree.get_deployment_dirpath(staged)}", MESSAGE_ID=DEPLOYED,
-                DEPLOYMENT_CHECKSUM=commit, COMMAND_LINE=command_line, AGENT=self.client.agent,
-                AGENT_SD_UNIT=self.client.unit)
+        journal(
+            f"Created new deployment /{self.sysroot.ostree.get_deployment_dirpath(staged)}",
+            MESSAGE_ID=DEPLOYED,
+            DEPLOYMENT_CHECKSUM=commit,
+            COMMAND_LINE=command_line,
+            AGENT=self.client.agent,
+            AGENT_SD_UNIT=self.client.unit,
+        )
         self.clean_base()
 
     def _settle_lock(self, lock: bool) -> None:
@@ -98,7 +102,7 @@ class Work:
         ostree.prepare_cleanup(None)
         regenerate_base_refs(self.sysroot)
         branches = self._drop_packages()
-        origins = [source for source in (self.sysroot.origin(item).image for item in self.sysroot.deployments)]
+        origins = [self.sysroot.origin(item).image for item in self.sysroot.deployments]
         images, layers = ostree_import.prune_images(repo, [source for source in origins if source])
         if images or layers:
             self.output.message(f"Pruned images: {images} (layers: {layers})")
@@ -129,7 +133,7 @@ def regenerate_base_refs(sysroot: Sysroot) -> None:
         repo.set_ref_immediate(None, f"rpmostree/base/{number}", base, None)
 
 
-def package_refs(sysroot: Sysroot, commit: str) -> List[str]:
+def package_refs(sysroot: Sysroot, commit: str) -> list[str]:
     """The pkgcache refs that a layered commit was made from."""
     found = sysroot.metadata(commit).lookup_value("stand.package-refs", GLib.VariantType("as"))
     return list(found.unpack()) if found is not None else []
@@ -139,15 +143,24 @@ def check_inhibitors() -> None:
     """Raises OperationFailed where logind has a blocking shutdown inhibitor (RO:daemon/rpmostreed-utils.cxx)."""
     try:
         bus = Gio.bus_get_sync(Gio.BusType.SYSTEM, None)
-        found = bus.call_sync("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
-                              "ListInhibitors", None, GLib.VariantType("(a(ssssuu))"), Gio.DBusCallFlags.NONE,
-                              BUS_TIMEOUT_MS, None)
+        found = bus.call_sync(
+            "org.freedesktop.login1",
+            "/org/freedesktop/login1",
+            "org.freedesktop.login1.Manager",
+            "ListInhibitors",
+            None,
+            GLib.VariantType("(a(ssssuu))"),
+            Gio.DBusCallFlags.NONE,
+            BUS_TIMEOUT_MS,
+            None,
+        )
     except GLib.Error as error:
         raise OperationFailed(f"Checking systemd inhibitor locks: {error.message}") from error
     for what, who, why, mode, _, _ in found.unpack()[0]:
         if mode == "block" and "shutdown" in what.split(":"):
-            raise OperationFailed("Reboot blocked by a systemd inhibitor lock in `block` mode\n"
-                                  f"Held by: {who}\nReason: {why}")
+            raise OperationFailed(
+                f"Reboot blocked by a systemd inhibitor lock in `block` mode\nHeld by: {who}\nReason: {why}"
+            )
 
 
 def start_reboot() -> None:
@@ -159,7 +172,7 @@ def start_reboot() -> None:
 def drop_deployments(work: Work, pending: bool, rollback: bool) -> bool:
     """Removes pending and rollback deployments of this osname, never booted or pinned ones. Whether any went."""
     sysroot = work.sysroot
-    victims: List[str] = []
+    victims: list[str] = []
     if pending:
         for item in sysroot.deployments:
             if sysroot.is_booted(item):
