@@ -1,7 +1,7 @@
 """The loop: observe, decide, perform; then wait until something happens or it is time to look again.
 
-There is only one thread that does anything to the node, this one. After a crash at any point the next round observes and
-decides afresh; there is no resume code. Every round ends in one sentence: what was decided and why.
+There is only one thread that does anything to the node, this one. After a crash at any point the next round observes
+and decides afresh; there is no resume code. Every round ends in one sentence: what was decided and why.
 """
 
 from __future__ import annotations

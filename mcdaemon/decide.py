@@ -105,7 +105,7 @@ def decide(o: Observation) -> Decision:
         if o.desired is None:
             return Decision(Step.REST, "no config is desired; the node keeps what it has")
         if o.current == o.desired:
-            return Decision(Step.REST, f"current, but changed by hand: {o.drift}" if o.drift else "current and validated")
+            return Decision(Step.REST, f"current, but changed: {o.drift}" if o.drift else "current and validated")
         if o.refusal:
             return Decision(Step.REJECT, o.refusal)
         if o.failed_before:

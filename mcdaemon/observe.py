@@ -15,6 +15,7 @@ from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
 from mcdaemon.host import boot, files
 from mcdaemon.host.deployments import StagedDeployment
 from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.image.reference import Reference
 from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
@@ -120,7 +121,7 @@ class Observer:
         return _with(facts, drift="; ".join(drift(self._context, facts.current)))
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
-        """The facts of an update that is due or in flight; `refusal`: why the desired config cannot be read just now."""
+        """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
         context, update = self._context, facts.update
         active = context.rpmostree.active()
         if active is not None and active.title.startswith("mcdaemon:"):
@@ -163,6 +164,8 @@ class Observer:
             facts = _with(facts, hold=str(facts.held))
         if update is not None and not update.digest:
             plan = dataclasses.replace(plan, image="")  # settled when it began: the base does not change
+        if booted is not None and plan.image and Reference.parse(plan.image).digest == (booted.digest or "unknown"):
+            plan = dataclasses.replace(plan, image="")  # another name for what is booted; nobody has to be asked
         if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
             return plan, facts  # staged and verified: no image is read any more
         return self._images(plan, facts, booted)

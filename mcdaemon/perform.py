@@ -14,6 +14,7 @@ from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
 from mcdaemon.errors import Broken, Held, HoldReason, Transient
 from mcdaemon.host import packages, process
+from mcdaemon.host.deployments import libostree_version
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.image.reference import Transport
 from mcdaemon.image.resolve import Source
@@ -175,7 +176,7 @@ class Performer:
         stage.verify(context.machine, staged)
         target = context.machine.root_of(staged.name)
         load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
-        report = merge.predict(context.root, target, load)
+        report = merge.predict(context.root, target, load, libostree_version())
         report.log(log)
         context.payloads.drop(update.id)
         context.payloads.save(load, entries)

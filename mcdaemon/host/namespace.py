@@ -1,8 +1,8 @@
 """Writing below /sysroot, which every ostree machine mounts read-only.
 
-The work is done by a child in a mount namespace of its own, where /sysroot is remounted writable. The agent itself stays
-in the host's namespace: podman counts mounts in /run/containers, which CRI-O shares, and such a count is true in one
-namespace only.
+The work is done by a child in a mount namespace of its own, where /sysroot is remounted writable. The agent itself
+stays in the host's namespace: podman counts mounts in /run/containers, which CRI-O shares, and such a count is true in
+one namespace only.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from mcdaemon.update import commit
 from mcdaemon.update.payload import Payload, Shelf
 
 _ABSENT = Node(Kind.ABSENT)
+_SKIPS_SPECIAL_FILES = (2024, 2)  # ostree pull request 3143
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,18 @@ class MergeReport:
             log.info(line)
 
 
-def predict(running: Root, target: Root, load: Payload) -> MergeReport:
+def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, int]) -> MergeReport:
     """Compare what the merge would leave in `target` with what the payload wants there.
 
-    Raises Broken when the merge is going to fail as a whole: better known now than at finalization.
+    Raises Broken when the merge is going to fail as a whole, or to write outside of the new root: better known now than
+    at finalization. `libostree`: its version decides what happens to FIFOs.
     """
-    prediction = etc_merge.predict(etc_merge.scan(running.path / "usr/etc"), etc_merge.scan(running.path / "etc"),
-                                   etc_merge.scan(target.path / "etc"))
+    prediction = etc_merge.predict(
+        etc_merge.scan(running.path / "usr/etc"), etc_merge.scan(running.path / "etc"),
+        etc_merge.scan(target.path / "etc"), skips_special_files=libostree >= _SKIPS_SPECIAL_FILES)
+    if prediction.escapes:
+        raise Broken(f"cannot finalize: in the new image a link leads out of /etc, and the merge would write through "
+                     f"it: {', '.join(prediction.escapes[:5])}", "repair the image")
     if prediction.failure:
         raise Broken(f"cannot finalize: {prediction.failure}",
                      "a file stands where the new image has a directory; move it away")

@@ -61,8 +61,8 @@ class Payload:
 # -- what a config asks for -----------------------------------------------------------------------------------------
 
 
-def wanted(config: MachineConfig, root: Root, running: Root) -> dict[str, Entry]:
-    """Every path that `config` manages on `root`, and what it has to be there.
+def wanted(config: MachineConfig, root: Root, running: Root, going: Iterable[str] = ()) -> dict[str, Entry]:
+    """Every path that `config` manages on `root`, and what it has to be there. `going`: unit files about to go.
 
     Names of users are looked up in the running system first: the target's own /etc/passwd is the image's default until
     ostree merges it. Raises Broken when a file's owner does not exist.
@@ -71,7 +71,7 @@ def wanted(config: MachineConfig, root: Root, running: Root) -> dict[str, Entry]
     for spec in config.files:
         items[spec.path] = Entry.file(
             spec.content, spec.mode, _user(spec.user, root, running), _group(spec.group, root, running))
-    items.update(_units(config, root).entries)
+    items.update(_units(config, root, going).entries)
     for user in config.users:
         items.update(users.authorized_keys_nodes(running, user.name, user.ssh_keys))
     record = json.dumps(config.raw, sort_keys=True, separators=(",", ":")).encode()
@@ -81,10 +81,10 @@ def wanted(config: MachineConfig, root: Root, running: Root) -> dict[str, Entry]
     return items
 
 
-def _units(config: MachineConfig, root: Root) -> units.Expectation:
+def _units(config: MachineConfig, root: Root, going: Iterable[str] = ()) -> units.Expectation:
     wishes = [units.Unit(unit.name, unit.content, unit.enabled, unit.mask,
                          tuple((dropin.name, dropin.content) for dropin in unit.dropins)) for unit in config.units]
-    managed = [spec.path for spec in config.files] + [unit.path for unit in config.units]
+    managed = [spec.path for spec in config.files] + [unit.path for unit in config.units] + list(going)
     return units.expected_nodes(wishes, units.vendor_units(root, managed),
                                 lambda name: units.enablement_links(root, name))
 
@@ -156,7 +156,8 @@ def build(identity: str, new: MachineConfig, old: Optional[MachineConfig], targe
 
     A path that only `old` manages goes back to what the *target's* image ships, or away.
     """
-    items = {**agent_items(running), **wanted(new, target, running)}
+    going = [unit.path for unit in old.units] if old else []
+    items = {**agent_items(running), **wanted(new, target, running, going)}
     for path in wanted(old, running, running) if old else {}:
         if path not in items:
             items[path] = image_default(target, path)

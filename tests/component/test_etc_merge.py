@@ -378,7 +378,7 @@ def test_random_trees_are_merged_as_foreseen(tmp_path: Path) -> None:
     seed = int(os.environ.get("MCDAEMON_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"seed {seed}: run again with MCDAEMON_SEED={seed}")
     generator = random.Random(seed)
-    end = time.monotonic() + float(os.environ.get("MCDAEMON_RANDOM_SECONDS", "5"))
+    end = time.monotonic() + float(os.environ.get("MCDAEMON_RANDOM_SECONDS", "4"))
     worlds = failures = entries = 0
     while time.monotonic() < end:
         fine, failing = random_worlds(generator, tmp_path / "scratch")

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,9 @@ def refusal(node: ContainersStorage, reference: Reference = PINNED) -> Unavailab
 
 def skopeo_copies(node: ContainersStorage) -> bool:
     """The oracle: would containers/image read it?"""
-    argv = ["skopeo", "--insecure-policy", "copy", "--quiet", f"{node.skopeo_prefix}{PINNED}", f"dir:{node.folder}/copy"]
-    return subprocess.run(private(argv), capture_output=True, timeout=30).returncode == 0
+    source, target = f"{node.skopeo_prefix}{PINNED}", f"dir:{node.folder}/copy"
+    argv = private(["skopeo", "--insecure-policy", "copy", "--quiet", source, target])
+    return subprocess.run(argv, capture_output=True, timeout=30).returncode == 0
 
 
 def test_a_stored_image_is_complete(stocked: ContainersStorage) -> None:
@@ -96,14 +98,13 @@ def test_a_layer_that_cannot_be_put_together_again_makes_the_copy_incomplete(sto
     assert not skopeo_copies(stocked)
 
 
-@pytest.mark.parametrize("name", ["manifest", "=" + "bWFuaWZlc3Q"])
-def test_img_39_a_manifest_emptied_by_a_power_cut_is_no_copy(stocked: ContainersStorage, name: str) -> None:
+def test_img_39_a_manifest_emptied_by_a_power_cut_is_no_copy(stocked: ContainersStorage) -> None:
     kept = stocked.root / "overlay-images" / IMAGE.config_digest.partition(":")[2]
-    emptied = [path for path in kept.iterdir() if path.name.startswith(name)]
+    emptied = [path for path in kept.iterdir() if path.read_bytes() == IMAGE.manifest]
+    assert emptied
     for path in emptied:
         path.write_bytes(b"")
-    if emptied:
-        assert not refusal(stocked).verdict is Verdict.COMPLETE
+    assert refusal(stocked).verdict is Verdict.MALFORMED
 
 
 def test_img_39_a_list_of_lower_layers_emptied_by_a_power_cut_is_no_copy(stocked: ContainersStorage) -> None:
@@ -178,8 +179,9 @@ class TestHolds:
             storage(node).hold(TAGGED, IMAGE.digest, "u1")
 
     def test_an_image_with_a_volume_leaves_none(self, node: ContainersStorage) -> None:
-        node.add(IMAGE, str(TAGGED))
-        storage(node).hold(TAGGED, IMAGE.digest, "update: with/odd characters")
+        image = replace(IMAGE, volumes=("/data",))
+        node.add(image, str(TAGGED))
+        storage(node).hold(TAGGED, image.digest, "update: with/odd characters")
         assert storage(node).holds()[0].update == "update: with/odd characters"
         assert node.podman("volume", "ls", "--quiet").stdout == ""
 
@@ -220,8 +222,8 @@ class TestPrograms:
             Storage("/nowhere", "/nowhere").check(PINNED)
 
     def test_the_last_fatal_words_of_a_program_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = 'echo "time=x level=warning msg=\\"careful\\"" >&2; echo "time=x level=fatal msg=\\"disk \\\\\\"on\\\\\\" fire\\"" >&2'
-        self.shim(tmp_path / "bin", monkeypatch, skopeo=f"{said}; exit 1")
+        (tmp_path / "said").write_text('level=warning msg="careful"\nlevel=fatal msg="disk \\"on\\" fire"\n')
+        self.shim(tmp_path / "bin", monkeypatch, skopeo=f"cat {tmp_path}/said >&2; exit 1")
         with pytest.raises(Unavailable, match='disk "on" fire') as caught:
             Storage("/nowhere", "/nowhere").check(PINNED)
         assert caught.value.verdict is Verdict.INCOMPLETE

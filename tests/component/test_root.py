@@ -88,11 +88,9 @@ def test_a_link_of_a_user_is_not_followed(root: Root) -> None:
     os.symlink("/etc", root.var / "home/core/link")
     os.lchown(root.var / "home/core/link", USER, USER)
     assert root.canonical("/home/core/link/x") == "/var/home/core/link/x"
-    with pytest.raises(
-        Broken, match=r"cannot reach /home/core/link/x: /var/home/core/link is a link that a user could"
-    ):
-        with open_parent(root, "/home/core/link/x"):
-            pass
+    refused = "cannot reach /home/core/link/x: /var/home/core/link is a link that a user could have placed"
+    with pytest.raises(Broken, match=refused), open_parent(root, "/home/core/link/x"):
+        pass
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
@@ -113,16 +111,15 @@ def test_a_link_of_root_in_a_directory_of_root_that_a_user_moved_there_is_not_fo
 def test_links_that_lead_in_a_circle_are_refused(root: Root) -> None:
     (root.path / "etc/a").symlink_to("b")
     (root.path / "etc/b").symlink_to("a")
-    with pytest.raises(Broken, match="cannot reach /etc/a/x: /etc/[ab] leads through too many links"):
-        with open_parent(root, "/etc/a/x"):
-            pass
+    refused = "cannot reach /etc/a/x: /etc/[ab] leads through too many links"
+    with pytest.raises(Broken, match=refused), open_parent(root, "/etc/a/x"):
+        pass
 
 
 def test_a_link_to_the_top_itself_has_no_place(root: Root) -> None:
     (root.path / "all").symlink_to("/")
-    with pytest.raises(Broken, match="cannot manage /all: it is the top of the root"):
-        with open_parent(root, "/all"):
-            pass
+    with pytest.raises(Broken, match="cannot manage /all: it is the top of the root"), open_parent(root, "/all"):
+        pass
 
 
 @pytest.mark.parametrize("path", ["", "etc/x", "./x", "../x", "/etc/../x", "/..", "/etc/x\0y"])
@@ -144,9 +141,9 @@ def test_a_parent_that_is_missing_or_a_file_holds_nothing(root: Root) -> None:
     for path in ("/etc/missing/x", "/etc/file/x", "/etc/file/y/x"):
         with open_parent(root, path) as place:
             assert place is None
-    with pytest.raises(Broken, match="cannot reach /etc/file/y/x: /etc/file is not a directory") as caught:
-        with open_parent(root, "/etc/file/y/x", strict=True):
-            pass
+    refused = "cannot reach /etc/file/y/x: /etc/file is not a directory"
+    with pytest.raises(Broken, match=refused) as caught, open_parent(root, "/etc/file/y/x", strict=True):
+        pass
     assert caught.value.code == "no-directory"
 
 
@@ -154,9 +151,8 @@ def test_no_descriptor_is_left_open(root: Root) -> None:
     before = os.listdir("/proc/self/fd")
     for path in ("/usr/local/bin/x", "/etc/missing/x", "/", "/var", "/home/core/x"):
         root.canonical(path)
-    with pytest.raises(Broken):
-        with open_parent(root, "/"):
-            pass
+    with pytest.raises(Broken), open_parent(root, "/"):
+        pass
     assert os.listdir("/proc/self/fd") == before
 
 

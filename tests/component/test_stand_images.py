@@ -166,8 +166,14 @@ def test_a_registry_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "registry.key").write_text("no key")
     (tmp_path / "registry.crt").write_text("no certificate")
     broken = Certificate(tmp_path / "registry.crt", tmp_path / "registry.key")
-    with pytest.raises(RuntimeError, match="cannot start docker-registry: exit status 1: .*PEM"):
+    with pytest.raises(RuntimeError, match="(?s)cannot start docker-registry: exit status 1: .*PEM"):
         Registry(tmp_path / "r", certificate=broken).start()
+
+
+def test_a_port_that_somebody_else_has_is_not_taken_for_ours(registry: Registry, tmp_path: Path) -> None:
+    second = Registry(tmp_path / "second", port=int(registry.host.rpartition(":")[2]))
+    with pytest.raises(RuntimeError, match=f"somebody else listens on {registry.host}"):
+        second.start()
 
 
 def test_a_package_is_a_real_rpm_and_is_built_once(tmp_path: Path) -> None:
@@ -178,7 +184,14 @@ def test_a_package_is_a_real_rpm_and_is_built_once(tmp_path: Path) -> None:
         requires=["libqb"],
     )
     built = packages.build(wanted, tmp_path / "cache")
-    argv = ["rpm", "-qp", "--queryformat", "%{NEVRA}\n[%{FILENAMES} %{FILEMODES:perms}\n]", str(built)]
+    argv = [
+        "rpm",
+        f"--dbpath={tmp_path}",
+        "-qp",
+        "--queryformat",
+        "%{NEVRA}\n[%{FILENAMES} %{FILEMODES:perms}\n]",
+        str(built),
+    ]
     said = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout.splitlines()
     assert said == ["usbguard-1.2-1.noarch", "/etc/usbguard.conf -rw-------", "/usr/bin/usbguard -rwxr-xr-x"]
     before = built.stat().st_mtime_ns

@@ -122,7 +122,11 @@ def test_a_private_mount_namespace_may_write_to_the_sysroot_and_nobody_else_sees
 
 def test_units_presets_and_kernels_of_the_host_do_not_show_in_the_node(node: Machine) -> None:
     node.boot()
-    for folder, allowed in (("lib/systemd/system", []), ("lib/systemd/system-preset", []), ("lib/modules", ["6.1.0-stand"])):
+    for folder, allowed in (
+        ("lib/systemd/system", []),
+        ("lib/systemd/system-preset", []),
+        ("lib/modules", ["6.1.0-stand"]),
+    ):
         assert node.run(["ls", f"/usr/{folder}"]).stdout.split() == allowed
 
 
@@ -297,7 +301,9 @@ def test_a_locked_deployment_is_not_finalized(node: Machine, tmp_path: Path) -> 
     assert len(node.deployments()) == 1
 
 
-def test_an_etc_that_cannot_be_merged_leaves_the_stamp_and_boots_the_old_deployment(node: Machine, tmp_path: Path) -> None:
+def test_an_etc_that_cannot_be_merged_leaves_the_stamp_and_boots_the_old_deployment(
+    node: Machine, tmp_path: Path
+) -> None:
     node.boot()
     node.write("/etc/conflict", "a file here\n")
     tree = image(tmp_path / "v2", "2")

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import gi
 
@@ -103,6 +103,25 @@ class Connection:
         for interface in (*target.node.interfaces, _PROPERTIES_INTERFACE):
             self._connection.register_object(path, interface, self._receiver(target), None, None)
 
+    def export_below(self, prefix: str, factory: Callable[[str], Optional[BusObject]]) -> None:
+        """Serve what `factory` makes for a path below `prefix` when that is called for the first time.
+
+        A look at each incoming message comes before GDBus looks for the object; its own way (register_subtree) cannot
+        be used from Python. PyGObject leaks these messages: nothing that matters for the life of a test's node.
+        """
+        seen: set[str] = set()
+
+        def look(_: Any, message: Any, incoming: bool, *rest: object) -> Any:
+            path = message.get_path()
+            if incoming and path and path.startswith(f"{prefix}/") and path not in seen:
+                target = factory(path)
+                if target is not None:
+                    seen.add(path)
+                    self.export(path, target)
+            return message
+
+        self._connection.add_filter(look)
+
     def emit(self, path: str, interface: str, signal: str, signature: str, *arguments: object) -> None:
         """Broadcast a signal."""
         self._connection.emit_signal(None, path, interface, signal, Variant(signature, arguments))
@@ -123,9 +142,12 @@ class Connection:
             return ""
 
     def credentials(self, sender: str) -> tuple[int, int]:
-        """The user and process id behind a unique name."""
-        uid = self._ask_bus("GetConnectionUnixUser", Variant("(s)", (sender,)))[0]
-        pid = self._ask_bus("GetConnectionUnixProcessID", Variant("(s)", (sender,)))[0]
+        """The user and process id behind a unique name, (0, 0) when it has left the bus."""
+        try:
+            uid = self._ask_bus("GetConnectionUnixUser", Variant("(s)", (sender,)))[0]
+            pid = self._ask_bus("GetConnectionUnixProcessID", Variant("(s)", (sender,)))[0]
+        except GLib.Error:
+            return 0, 0
         return int(uid), int(pid)
 
     def watch(self, name: str, changed: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Optional, Union
@@ -84,12 +84,15 @@ class Image:
     tree: Tree = field(repr=False)
     architecture: str = ARCHITECTURE
     command: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
     @property
     def config(self) -> bytes:
         inner: dict[str, object] = {"Labels": dict(self.labels)}
         if self.command:
             inner["Cmd"] = list(self.command)
+        if self.volumes:
+            inner["Volumes"] = {path: {} for path in self.volumes}
         return _json(
             {
                 "created": _CREATED,
@@ -217,9 +220,7 @@ def layer_on(
     added = _with_parents({_clean(path): entry for path, entry in changes.items()}, below)
     layer = _layer(added, gone)
     merged = {**image.labels, **(labels or {})}
-    return Image(
-        (*image.layers, layer), MappingProxyType(merged), {**below, **added}, image.architecture, image.command
-    )
+    return replace(image, layers=(*image.layers, layer), labels=MappingProxyType(merged), tree={**below, **added})
 
 
 def extensions_image(packages: Iterable[Path], labels: Optional[Mapping[str, str]] = None) -> Image:

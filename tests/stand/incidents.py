@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.stand import images
+from tests.stand import images, rpmostreed
 from tests.stand.configs import Unit, machine_config
 from tests.stand.faultproxy import FaultProxy
 from tests.stand.images import Directory, File, Image, Link, extensions_image, layer_on, push
@@ -41,7 +41,7 @@ FILES = {
 }
 WORKLOAD = Unit("workload.service", UNIT_TEXT, True, dropins={"10-limits.conf": "[Service]\nLimitNOFILE=4096\n"})
 # The drain of these nodes is open or shut by a file, so that a story can stop there and look.
-GATED = SETTINGS + "drain: {command: [test, -e, /run/may-drain], undo: [touch, /run/undrained]}\n"
+GATED = SETTINGS + "drain: {command: [/usr/bin/test, -e, /run/may-drain], undo: [/usr/bin/touch, /run/undrained]}\n"
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ class Stage:
         return f"{self.registry.host}/{name.partition(':')[0]}@{digest}"
 
     @contextmanager
-    def node(self, image: str, settings: str = SETTINGS, transport: str = "registry") -> Iterator[Node]:
+    def node(self, image: str, settings: str = SETTINGS, transport: str = "registry",
+             profile: str = rpmostreed.DEFAULT_PROFILE) -> Iterator[Node]:
         self._nodes += 1
         folder = self.folder / f"node-{self._nodes}"
-        node = Node(folder, image, settings=settings, transport=transport)
+        node = Node(folder, image, settings=settings, transport=transport, profile=profile)
         try:
             yield node
         finally:
@@ -104,6 +105,10 @@ def transactions(node: Node) -> list[str]:
     return [line for line in lines if "Initiated txn" in line]
 
 
+# rpm-ostree before v2025.10: every pull opens the base's source, also for a digest that is imported already.
+_OPENS = "A"
+
+
 # -- 1 --------------------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +119,7 @@ def local_image_gone(stage: Stage) -> Outcome:
     config = machine_config("50-usbguard", files=FILES, units=[WORKLOAD], os_image=v1, extensions=["usbguard"],
                             extensions_image=ext)
     stage.say("  before: rpm-ostree is asked for the package the way `rpm-ostree update --install` does")
-    with stage.node(v1, transport="containers-storage") as node:
+    with stage.node(v1, transport="containers-storage", profile=_OPENS) as node:
         _repository_by_hand(node, stage)
         success, text = naive(node, {"install-packages": ["usbguard"]}, {})
         stage.say(f"    {text.splitlines()[-1][:300]}")
@@ -123,7 +128,7 @@ def local_image_gone(stage: Stage) -> Outcome:
         before = "package install fails: " + _tail(text)
 
     stage.say("  after: mcdaemon adds the extension; nobody has to have the base image")
-    with stage.node(v1, transport="containers-storage") as node:
+    with stage.node(v1, transport="containers-storage", profile=_OPENS) as node:
         node.desire(first=machine_config("50-usbguard", files=FILES, units=[WORKLOAD], os_image=v1))
         node.update()
         stage.registry.delete("os", v1.partition("@")[2])
@@ -149,7 +154,7 @@ def _repository_by_hand(node: Node, stage: Stage) -> None:
 
 def _registry_down(stage: Stage, v1: str, ext: str, config: str) -> None:
     stage.push(base_image(), "os:v1")
-    with stage.node(v1, transport="containers-storage") as node:
+    with stage.node(v1, transport="containers-storage", profile=_OPENS) as node:
         node.machine.run(["podman", "pull", "--quiet", ext])
         stage.registry.stop()
         try:
@@ -166,7 +171,7 @@ def _image_change(stage: Stage) -> None:
     v1, v2 = stage.push(base_image(), "os:v1"), stage.push(next_image("417.94.2"), "os:v2")
     digest = v2.partition("@")[2]
     stage.registry.delete("os", digest)
-    with stage.node(v1, settings=GATED, transport="containers-storage") as node:
+    with stage.node(v1, settings=GATED, transport="containers-storage", profile=_OPENS) as node:
         node.machine.write("/run/may-drain", "")
         node.desire(first=machine_config("50-v2", files=FILES, os_image=v2))
         said = node.once(expect=3)
@@ -230,24 +235,24 @@ def _deleted_before_staging(stage: Stage, v1: str, v3: str) -> None:
 
 def _deleted_while_fetching(stage: Stage, v1: str) -> None:
     stage.say("  after (b): deleted while its layers are fetched")
-    image = next_image("417.94.4", {"usr/share/stand/four": File(bytes(range(256)) * 2000)})
+    first = next_image("417.94.4", {"usr/share/stand/four": File(bytes(range(256)) * 2000)})
+    image = layer_on(first, {"usr/share/stand/more": File(b"4" * 1000)})
     with FaultProxy(stage.registry.host) as proxy:
         digest = push(image, f"{stage.registry.host}/os:v4")
-        layer = image.layers[-1].digest
-        gate = proxy.stall(f"GET /v2/os/blobs/{layer}")
+        slow, next_one = (layer.digest for layer in image.layers[-2:])
+        gate = proxy.stall(f"GET /v2/os/blobs/{slow}")
         old = machine_config("50-app", files=FILES, os_image=v1)
         with stage.node(v1, settings=GATED) as node:
             node.machine.write("/run/may-drain", "")
             node.desire(first=old)
             node.update()
+            node.machine.run(["rm", "-f", "/run/undrained"])
             node.desire(first=machine_config("50-app", files=FILES, os_image=f"{proxy.host}/os@{digest}"))
             run = node.machine.start(["mcdaemon", "run", "--once"])
             stage.check(gate.reached.wait(60), "rpm-ostree is in the middle of a layer")
             stage.registry.delete("os", digest)
-            stage.registry.delete_blob("os", layer)
-            proxy.answer(f"GET /v2/os/blobs/{layer}", 404, b'{"errors":[{"code":"BLOB_UNKNOWN"}]}')
+            stage.registry.delete_blob("os", next_one)
             gate.release()
-            proxy.cut(f"GET /v2/os/blobs/{layer}")
             status = run.wait(120)
             stage.check(status == 3, "the transaction failed, the update is held")
             _untouched(stage, node)
@@ -299,15 +304,12 @@ def custom_image(stage: Stage) -> Outcome:
     pinned = stage.push(custom, "custom:mine").partition("@")[2]
     tag = f"{stage.registry.host}/custom:mine"
     override = machine_config("99-custom-os", os_image=tag)
-    stage.say("  before: the release's upgrade is compared with what is booted")
+    before = _upgrade_over_custom(stage, v1, v7, tag)
     with stage.node(v1) as node:
         release = machine_config("00-worker", files=FILES, os_image=v1, generated=True)
         node.desire(release=release, override=override)
         node.update()
         stage.check(node.machine.exists("/usr/share/stand/custom"), "the custom image is booted")
-        booted = _origin(node)
-        before = f"expected target osImageURL {_short(v7)}, have {_short(booted.partition(':')[2])}"
-        stage.check(v7 not in booted, f"an agent that compares the release's image with the booted one stops here: {before}")
 
         stage.say("  after: the release goes on, the tag moves")
         moved = stage.push(next_image("417.94.1-custom2", {"usr/share/stand/custom": File(b"two")}), "custom:mine")
@@ -328,6 +330,22 @@ def custom_image(stage: Stage) -> Outcome:
         stage.check(node.status()["step"] == "rest", "and nothing more happens")
     return Outcome("3 a custom osImageURL outlives an upgrade", before, "upgrade finished, custom image kept, digest "
                    "pinned, override shown")
+
+
+def _upgrade_over_custom(stage: Stage, v1: str, v7: str, tag: str) -> str:
+    """What the upgrade does to a custom image when somebody just rebases to the release's: what is lost, in `cat`'s
+    own words."""
+    stage.say("  before: the custom image is booted, then rpm-ostree rebases to the release's next image")
+    with stage.node(v1) as node:
+        for reference in (tag, v7):
+            success, text = naive(node, {"set-refspec": f"ostree-unverified-registry:{reference}"}, {})
+            if not success:
+                raise AssertionError(text)
+            node.machine.reboot()
+        done = node.machine.run(["cat", "/usr/share/stand/custom"], check=False)
+        stage.say(f"    {done.stderr.strip()}")
+        stage.check(done.returncode != 0, "the upgrade has taken the custom image away, and nobody was told")
+        return f"the upgrade replaces the custom image: {done.stderr.strip()}"
 
 
 # -- 4 --------------------------------------------------------------------------------------------------------------
@@ -416,10 +434,6 @@ def _all_there(stage: Stage, node: Node) -> None:
 def _tail(text: str) -> str:
     last = text.strip().splitlines()[-1]
     return last if len(last) < 110 else "…" + last[-108:]
-
-
-def _short(reference: str) -> str:
-    return reference[:reference.find("sha256:") + 15] if "sha256:" in reference else reference
 
 
 STORIES: tuple[tuple[str, Callable[[Stage], Outcome]], ...] = (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 NAME, ROOT = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
+UNIT_ROOT = f"{ROOT}/unit"
 MANAGER, UNIT, SERVICE = f"{NAME}.Manager", f"{NAME}.Unit", f"{NAME}.Service"
 
 
@@ -86,4 +89,9 @@ def object_path(name: str) -> str:
         char if char.isascii() and char.isalpha() or (char.isdigit() and index) else f"_{ord(char):02x}"
         for index, char in enumerate(name)
     )
-    return f"{ROOT}/unit/{escaped}"
+    return f"{UNIT_ROOT}/{escaped}"
+
+
+def unit_name(path: str) -> str:
+    """The unit whose object path it is."""
+    return re.sub(r"_([0-9a-f]{2})", lambda match: chr(int(match.group(1), 16)), path[len(UNIT_ROOT) + 1 :])

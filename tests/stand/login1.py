@@ -17,7 +17,7 @@ import os
 import select
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from tests.stand.busobject import BusError, BusObject, Call, Connection, Descriptor, Variant
 
@@ -65,19 +65,25 @@ class Inhibitor:
         return "shutdown" in self.what.split(":")
 
 
-Shutdown = Callable[[str], Awaitable[None]]
+Shutdown = Callable[[str, int], Awaitable[None]]
 
 
 class Login:
     """logind's manager object.
 
-    `announce` is called in the moment of a request, `shutdown` ("reboot" or "poweroff") after the delays: it stops
-    everything and ends the node.
+    `announce` is called in the moment of a request, `shutdown` ("reboot" or "poweroff", and the process that
+    asked) after the delays: it stops everything and ends the node.
     """
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, version: int, announce: Callable[[], None],
-                 shutdown: Shutdown,
-                 calls: Callable[[Call], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        connection: Connection,
+        loop: asyncio.AbstractEventLoop,
+        version: int,
+        announce: Callable[[], None],
+        shutdown: Shutdown,
+        calls: Callable[[Call], None],
+    ) -> None:
         self._connection = connection
         self._loop = loop
         self._version = version
@@ -86,7 +92,7 @@ class Login:
         self._calls = calls
         self._inhibitors: dict[int, Inhibitor] = {}
         self._released = asyncio.Event()
-        self._going: list[asyncio.Task[None]] = []
+        self._going: Optional[asyncio.Task[None]] = None
 
     def export(self) -> None:
         """Appear on the bus."""
@@ -111,7 +117,7 @@ class Login:
     def _properties(self, interface: str) -> Mapping[str, Any]:
         return {
             "BlockInhibited": Variant("s", self._locks("block")), "DelayInhibited": Variant("s", self._locks("delay")),
-            "PreparingForShutdown": Variant("b", bool(self._going)),
+            "PreparingForShutdown": Variant("b", self._going is not None),
             "InhibitDelayMaxUSec": Variant("t", int(DELAY_MAX * 1e6)),
         }  # fmt: skip
 
@@ -127,7 +133,7 @@ class Login:
             raise BusError("org.freedesktop.DBus.Error.InvalidArgs", f"Invalid what specification {what}")
         if mode not in MODES[self._version]:
             raise BusError("org.freedesktop.DBus.Error.InvalidArgs", f"Invalid mode specification {mode}")
-        if self._going:
+        if self._going is not None:
             text = "The operation inhibition has been requested for is already running"
             raise BusError("org.freedesktop.login1.OperationInProgress", text)
         reader, writer = os.pipe()
@@ -157,12 +163,12 @@ class Login:
     # -- shutdown -----------------------------------------------------------------------------------------------------
 
     def _ask(self, call: Call, flags: int) -> None:
-        if self._going:
+        if self._going is not None:
             text = "There's already a shutdown or sleep operation in progress"
             raise BusError("org.freedesktop.login1.OperationInProgress", text)
         if any(each.mode == "block" and each.holds_shutdown() for each in self._inhibitors.values()):
             self._refuse(flags)
-        self._begin("poweroff" if call.method.startswith("PowerOff") else "reboot")
+        self._begin("poweroff" if call.method.startswith("PowerOff") else "reboot", call.sender)
 
     def _refuse(self, flags: int) -> None:
         """Raise what a block inhibitor means for root, if it means anything."""
@@ -173,17 +179,17 @@ class Login:
             text = "Access denied to root due to active block inhibitor"
             raise BusError("org.freedesktop.DBus.Error.AccessDenied", text)
 
-    def _begin(self, how: str) -> None:
+    def _begin(self, how: str, sender: str) -> None:
         self._announce()
-        self._going.append(self._loop.create_task(self._go(how)))
+        self._going = self._loop.create_task(self._go(how, self._connection.credentials(sender)[1]))
 
-    async def _go(self, how: str) -> None:
+    async def _go(self, how: str, asker: int) -> None:
         self._connection.emit(ROOT, MANAGER, "PrepareForShutdown", "(b)", True)
         try:
             await asyncio.wait_for(self._delays_gone(), DELAY_MAX)
         except asyncio.TimeoutError:
             pass  # As logind: whoever still delays is not waited for any longer.
-        await self._shutdown(how)
+        await self._shutdown(how, asker)
 
     async def _delays_gone(self) -> None:
         while any(each.mode == "delay" and each.holds_shutdown() for each in self._inhibitors.values()):

@@ -177,9 +177,9 @@ class Manager:
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    def request(self, verb: str, name: str) -> Optional[Job]:
+    def request(self, verb: str, name: str) -> Job:
         """Make the job that a verb (start, stop, restart, try-restart, reload, reload-or-restart,
-        reload-or-try-restart) means for a unit in its present state; None when there is nothing to do.
+        reload-or-try-restart) means for a unit in its present state.
 
         Raises UnitError.
         """
@@ -191,7 +191,7 @@ class Manager:
             return self._submit("stop", unit)
         self._must_be_startable(unit)
         if "try" in verb and not unit.running:
-            return None
+            return self._submit("nop", unit)
         if verb.startswith("reload-or"):
             return self._submit("reload" if unit.can_reload and unit.running else "restart", unit)
         if verb == "reload":
@@ -243,6 +243,8 @@ class Manager:
     async def _perform(self, job: Job) -> str:
         """Do what the job says. A stop is "done" also when the unit has failed in it (systemd, job.c:job_process)."""
         unit, service = job.unit, job.unit.service
+        if job.kind == "nop":
+            return "done"
         if service is None:
             unit.plain_active = job.kind != "stop"
             self._audience.changed(unit)
@@ -296,10 +298,9 @@ class Manager:
         enabled = self._enabled()
         rest = [name for name in enabled if name not in (EARLY, *first)]
         for names in (first, [EARLY] if EARLY in enabled else [], rest):
-            for job in [self._boot_job(name) for name in names]:
-                if job is not None:
-                    self._progress(event="waiting", text=job.unit.name)
-                    await job.done.wait()
+            for job in [job for job in map(self._boot_job, names) if job is not None]:
+                self._progress(event="waiting", text=job.unit.name)
+                await job.done.wait()
             if self.down_requested:
                 return False
         return True

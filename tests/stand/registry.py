@@ -20,6 +20,7 @@ from tests.stand import images
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
 REQUEST_TIMEOUT = 10.0
+_PORT_TRIES = 5
 
 # One account for every registry that asks for one. The registry wants bcrypt, which Python's library lost in 3.13.
 USER, PASSWORD = "node", "not-a-secret"
@@ -46,6 +47,10 @@ class Request:
 class Certificate:
     certificate: Path
     key: Path
+
+
+class _PortTaken(Exception):
+    """The port was free a moment ago."""
 
 
 def make_certificate(folder: Path, address: str = "127.0.0.1") -> Certificate:
@@ -77,6 +82,7 @@ class Registry:
         self._password_needed = password_needed
         self._certificate = certificate
         self._port = port or _free_port()
+        self._port_is_promised = bool(port)
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     @property
@@ -101,18 +107,32 @@ class Registry:
         self.stop()
 
     def start(self) -> None:
-        """Serve (again), on the same port, and return when connections are accepted."""
+        """Serve (again), on the same port, and return when it listens. Raises RuntimeError with its own words."""
         if self._process is not None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(_PORT_TRIES):
+            try:
+                self._start_once()
+                return
+            except _PortTaken:
+                if self._port_is_promised:
+                    break
+                self._port = _free_port()
+        raise RuntimeError(f"cannot start docker-registry: somebody else listens on {self.host}")
+
+    def _start_once(self) -> None:
         config = self._folder / "config.yml"
         config.write_text(self._config())
-        with self.log.open("ab") as access, (self._folder / "registry.log").open("ab") as errors:
-            self._process = subprocess.Popen(
-                ["docker-registry", "serve", str(config)], stdin=subprocess.DEVNULL, stdout=access, stderr=errors
-            )
+        errors = self._folder / "registry.log"
+        seen = errors.stat().st_size if errors.exists() else 0
+        with self.log.open("ab") as access, errors.open("ab") as log:
+            # It must not outlive tests that are killed. Start it from a thread that lasts: the signal follows that.
+            argv = ["setpriv", "--pdeathsig", "TERM", "docker-registry", "serve", str(config)]
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=access, stderr=log)
         try:
-            self._wait_until_it_listens()
+            self._wait_until_it_listens(errors, seen)
+            self._port_is_promised = True
         except BaseException:
             self.stop()
             raise
@@ -171,29 +191,32 @@ class Registry:
             verify=str(self._certificate.certificate) if self._certificate else True,
         )
 
-    def _wait_until_it_listens(self) -> None:
+    def _wait_until_it_listens(self, log: Path, seen: int) -> None:
+        """Its own word for it: a connection may be accepted by somebody else who has the port."""
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
         while True:
-            assert self._process is not None
+            # Doubles as the pause between two looks, and ends at once when the server dies.
             try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-                return
-            except OSError:
-                pass
-            # Doubles as the pause between two tries, and ends at once when the server dies.
-            try:
-                status = self._process.wait(0.05)
+                status: Optional[int] = self._process.wait(0.02)
             except subprocess.TimeoutExpired:
-                if time.monotonic() < deadline:
-                    continue
-                raise RuntimeError(f"cannot reach docker-registry on {self.host} in {START_TIMEOUT} s") from None
-            errors = (self._folder / "registry.log").read_text(errors="replace")[-800:]
-            raise RuntimeError(f"cannot start docker-registry: exit status {status}: {errors}")
+                status = None
+            with log.open("rb") as stream:
+                stream.seek(seen)
+                said = stream.read().decode("utf-8", "replace")
+            if status is not None:
+                if "address already in use" in said:
+                    raise _PortTaken
+                raise RuntimeError(f"cannot start docker-registry: exit status {status}: {said[-800:]}")
+            if "listening on" in said:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"cannot start docker-registry on {self.host} in {START_TIMEOUT} s")
 
     def _config(self) -> str:
         lines: Sequence[str] = [
             "version: 0.1",
-            "log: {level: warn, accesslog: {disabled: false}}",
+            "log: {level: info, accesslog: {disabled: false}}",
             "storage:",
             f"  filesystem: {{rootdirectory: {json.dumps(str(self._folder / 'data'))}}}",
             "  delete: {enabled: true}",

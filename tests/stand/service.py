@@ -82,6 +82,7 @@ class Service:
         self._ready = asyncio.Event()
         self._starts: list[float] = []
         self._verdict = ""
+        self._forget_restarts = False
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,8 @@ class Service:
         self._starts.append(now)
 
     async def _start(self) -> None:
-        restarts = self.status.restarts
+        restarts = 0 if self._forget_restarts else self.status.restarts
+        self._forget_restarts = False
         self.status = Status(restarts=restarts, invocation=uuid.uuid4().hex, entered=self.status.entered)
         self._ready, self._verdict = asyncio.Event(), ""
         self._enter("activating", "start-pre")
@@ -279,8 +281,7 @@ class Service:
             loop = asyncio.get_running_loop()
             self._later = loop.call_later(self.settings.restart_delay, self._around.restart, self.name)
         else:
-            if not restart:
-                self.status.restarts = 0
+            self._forget_restarts = True  # They stay visible until the next start.
             self._enter("failed" if result != "success" else "inactive", "failed" if result != "success" else "dead")
 
     def _restarts(self, result: str) -> bool:

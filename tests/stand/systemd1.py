@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from tests.stand import bus
 from tests.stand.busobject import BusError, BusObject, Call, Connection, Variant
@@ -41,12 +41,15 @@ from tests.stand.interfaces import (
     SERVICE_PROPERTIES,
     UNIT,
     UNIT_PROPERTIES,
+    UNIT_ROOT,
     object_path,
+    unit_name,
     unit_xml,
 )  # fmt: skip
 from tests.stand.login1 import Login
 from tests.stand.manager import UNIT_LOGS, Manager, UnitError, open_log, write_built_in_units
 from tests.stand.process import kill, members
+from tests.stand.unitfile import valid_name
 from tests.stand.units import Job, Unit, service_facts, unit_facts
 from tests.stand.unitstore import SEARCH_PATH, Change, LoadState, UnitMasked
 
@@ -56,6 +59,7 @@ VERBS = {"StartUnit": "start", "StopUnit": "stop", "RestartUnit": "restart", "Tr
          "ReloadUnit": "reload", "ReloadOrRestartUnit": "reload-or-restart",
          "ReloadOrTryRestartUnit": "reload-or-try-restart"}  # fmt: skip
 UNIT_VERBS = {"Start": "start", "Stop": "stop", "Restart": "restart", "Reload": "reload"}
+ASKER_GRACE = 1.0
 FLAG_RUNTIME, FLAG_FORCE = 1, 2  # UnitFileFlags of the …WithFlags methods
 
 
@@ -68,25 +72,31 @@ class Bus:
         self.subscribers: set[str] = set()
         self.calls: Callable[[Call], None] = lambda call: None
 
-    def loaded(self, unit: Unit) -> None:
-        """Export a unit."""
+    def unit_object(self, path: str) -> Optional[BusObject]:
+        """What stands at a unit's path. As with systemd a look at the path loads the unit, whether it exists or not."""
+        name = unit_name(path)
+        if not valid_name(name):
+            return None
 
         async def handle(call: Call) -> object:
             self.calls(call)
             if call.method == "ResetFailed":
-                reset_failed([unit])
+                reset_failed([self.manager.load(name)])
                 return None
-            return request_job(self.manager, UNIT_VERBS[call.method], unit.name)
+            return request_job(self.manager, UNIT_VERBS[call.method], name)
 
-        target = BusObject(unit_xml(unit.name), handle, lambda interface: self._facts(unit, interface))
-        self.connection.export(object_path(unit.name), target)
+        return BusObject(unit_xml(name), handle, lambda interface: self._facts(name, interface))
+
+    def loaded(self, unit: Unit) -> None:
+        """Send UnitNew."""
         self.signal("UnitNew", "(so)", unit.name, object_path(unit.name))
 
-    def _facts(self, unit: Unit, interface: str) -> dict[str, Any]:
+    def _facts(self, name: str, interface: str) -> dict[str, Any]:
         manager = self.manager
         manager.look_for_staged()
+        unit = manager.load(name)
         if interface == UNIT:
-            names = [name for name, each in manager.units.items() if each is unit]
+            names = [each for each, other in manager.units.items() if other is unit]
             values = unit_facts(unit, names, file_state(manager, unit.name), manager.outdated(unit))
             return typed(UNIT_PROPERTIES, values)
         return typed(SERVICE_PROPERTIES, service_facts(unit)) if interface == SERVICE else {}
@@ -141,6 +151,7 @@ class Systemd:
     def export(self) -> None:
         """Appear on the bus."""
         self._bus.connection.export(ROOT, BusObject(MANAGER_XML, self._handle, self._properties))
+        self._bus.connection.export_below(UNIT_ROOT, self._bus.unit_object)
         self._bus.connection.own(NAME)
 
     async def _handle(self, call: Call) -> object:
@@ -336,12 +347,12 @@ class Systemd:
 
 
 def request_job(manager: Manager, verb: str, name: str) -> str:
-    """Make a job and answer its path. A verb with nothing to do gets a path too, that of no job."""
+    """Make a job and answer its path."""
     try:
         job = manager.request(verb, name)
     except UnitError as error:
         raise BusError(error.name, str(error)) from error
-    return job.path if job else f"{ROOT}/job/0"
+    return job.path
 
 
 def reset_failed(units: Sequence[Unit]) -> None:
@@ -389,14 +400,8 @@ class Node:
         self._manager.processes.adopt(self._bus_process)
         calls = os.open(CALLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         audience.calls = lambda call: record(calls, call)
-        self._login = Login(
-            self._connection,
-            loop,
-            int(plan.options["logind"]),
-            self._manager.announce_down,
-            self._shut_down,
-            audience.calls,
-        )
+        announce, version = self._manager.announce_down, int(plan.options["logind"])
+        self._login = Login(self._connection, loop, version, announce, self._shut_down, audience.calls)
         self._systemd = Systemd(self._manager, audience, self._power)
         self._tasks = [loop.create_task(self._boot()), loop.create_task(self._watch_bus())]
         # SIGINT is what Ctrl-Alt-Del sends to PID 1; here it is one more way to reboot.
@@ -424,12 +429,18 @@ class Node:
             self._exit(how)
         elif not self._manager.down_requested:
             self._manager.announce_down()
-            self._tasks.append(self._loop.create_task(self._shut_down(how)))
+            self._tasks.append(self._loop.create_task(self._shut_down(how, 0)))
 
-    async def _shut_down(self, how: str) -> None:
-        if not self._manager.going_down:
-            await self._manager.stop_everything(how)
-            self._exit(how)
+    async def _shut_down(self, how: str, asker: int) -> None:
+        if self._manager.going_down:
+            return
+        await self._manager.stop_everything(how)
+        # A real shutdown takes seconds. This one may be over before the program that asked for it has read the answer.
+        try:
+            await asyncio.wait_for(self._manager.processes.all_gone([asker] if asker else []), ASKER_GRACE)
+        except asyncio.TimeoutError:
+            pass  # It waits for something else; it ends with the node.
+        self._exit(how)
 
     def _exit(self, how: str) -> None:
         """End the node; the kernel kills whatever is left in its PID namespace."""
@@ -453,6 +464,7 @@ def main(pipe: int) -> None:
     Path("/run/stand/systemd-calls.jsonl").symlink_to(CALLS)
     write_built_in_units()
     loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     node = Node(plan, loop, pipe)
     loop.run_forever()
     del node

@@ -67,7 +67,7 @@ class Unit:
 
 @dataclass
 class Job:
-    """A job of a unit; `kind` is start, stop, restart or reload, `result` what JobRemoved says."""
+    """A job of a unit; `kind` is start, stop, restart, reload or nop, `result` what JobRemoved says."""
 
     number: int
     kind: str

@@ -97,12 +97,27 @@ class RpmOstree:
         self.bus = self._connect(address, Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION)
         self.bus.set_exit_on_close(False)
         self.changes: list[tuple[str, dict[str, Any]]] = []
+        self.lost_owner = False
+        name = "org.freedesktop.DBus"
+        self.bus.signal_subscribe(name, name, "NameOwnerChanged", None, NAME, Gio.DBusSignalFlags.NONE, self._on_owner)
         self.bus.signal_subscribe(
             NAME, PROPERTIES, "PropertiesChanged", None, None, Gio.DBusSignalFlags.NONE, self._on_changed
         )
 
+    def _on_owner(self, *event: Any) -> None:
+        self.lost_owner = self.lost_owner or not event[5].unpack()[2]
+
     def _on_changed(self, _bus: Any, _sender: str, path: str, _interface: str, _signal: str, arguments: Any) -> None:
         self.changes.append((path, arguments.unpack()[1]))
+
+    def owner(self) -> str:
+        """The unique name of the daemon, or ``""``; does not start it."""
+        name = "org.freedesktop.DBus"
+        try:
+            reply = call(self.bus, name, "/", name, "GetNameOwner", GLib.Variant("(s)", (NAME,)), None)
+        except RemoteError:
+            return ""
+        return str(reply.unpack()[0])
 
     def vanish(self) -> None:
         """Leaves the bus."""
@@ -210,5 +225,5 @@ def call(
         remote = Gio.DBusError.get_remote_error(error)
         if remote is None:
             raise
-        Gio.DBusError.strip_remote_error(error)
-        raise RemoteError(remote, error.message) from error
+        # Gio.DBusError.strip_remote_error changes a copy only when called from Python.
+        raise RemoteError(remote, error.message.replace(f"GDBus.Error:{remote}: ", "", 1)) from error

@@ -21,7 +21,8 @@ def read(repo: Any, commit: str) -> dict[str, Package]:
     folder = root.resolve_relative_path(FOLDER)
     found = {}
     try:
-        children = folder.enumerate_children("standard::name", Gio.FileQueryInfoFlags.NOFOLLOW_SYMLINKS, None)
+        # The enumerator is lazy: what is wrong with the folder shows at the first child.
+        children = list(folder.enumerate_children("standard::name", Gio.FileQueryInfoFlags.NOFOLLOW_SYMLINKS, None))
     except GLib.Error as error:
         if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.NOT_FOUND):
             return {}

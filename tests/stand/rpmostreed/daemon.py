@@ -288,7 +288,7 @@ class Daemon:
         if self.rebooting or fault.flag("reboot_initiated"):
             raise MethodError(errors.FAILED, "Reboot initiated, cannot start new transaction")
         plan = methods.plan(
-            self._osnames[path], method, parameters, _descriptors(message), self.settings.policy, self.sysroot
+            self._osnames[path], method, parameters, message.get_unix_fd_list(), self.settings.policy, self.sysroot
         )
         return self._launch(call, plan, fault) if plan is not None else ""
 
@@ -327,7 +327,14 @@ class Daemon:
 
         try:
             self.transaction = Transaction(
-                self.bus, call, plan.title, operate, executed, self._closed, self.profile.abstract_socket
+                self.bus,
+                call,
+                plan.title,
+                operate,
+                executed,
+                self._closed,
+                self.profile.abstract_socket,
+                fault.force_close_seconds,
             )
         except BaseException:
             sysroot.unlock()
@@ -433,8 +440,3 @@ def _answering(invocation: Any, prefix: str = "") -> Iterator[None]:
         invocation.return_dbus_error(errors.FAILED, prefix + str(error))
     except GLib.Error as error:
         invocation.return_dbus_error(errors.FAILED, prefix + error.message)
-
-
-def _descriptors(message: Any) -> tuple[int, ...]:
-    passed = message.get_unix_fd_list()
-    return tuple(passed.steal_fds()) if passed is not None else ()

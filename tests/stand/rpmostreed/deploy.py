@@ -35,17 +35,22 @@ _DESCRIPTOR_ARRAYS = (
 
 @dataclass(frozen=True)
 class Request:
-    """One deploy request: both dictionaries, the flags that a method sets by default, and passed descriptors."""
+    """One deploy request: both dictionaries, the flags that a method sets by default, and the Gio.UnixFDList (or None)
+    that came with the call, which closes its descriptors when it goes."""
 
     modifiers: Options
     options: Options
-    descriptors: tuple[int, ...] = ()
+    passed: Any = None
     no_pull_base_default: bool = False
     upgrade: bool = False
 
     def flag(self, name: str) -> bool:
         default = self.no_pull_base_default if name == "no-pull-base" else False
         return self.options.boolean(name, default)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(self.passed.peek_fds()) if self.passed is not None else ()
 
     @property
     def refspec(self) -> str:

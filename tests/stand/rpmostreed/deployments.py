@@ -8,7 +8,7 @@ from typing import Any, Optional
 from tests.stand import ostree_refs
 from tests.stand.introspection import GLib, OSTree
 from tests.stand.rpmostreed import lockkey
-from tests.stand.rpmostreed.options import variants
+from tests.stand.rpmostreed.options import entries, variants
 from tests.stand.rpmostreed.origin import Origin
 from tests.stand.rpmostreed.sysroot import Sysroot, identity
 from tests.stand.rpmostreed.transaction import journal
@@ -94,7 +94,7 @@ def _layers(sysroot: Sysroot, commit: str) -> Dictionary:
 
 
 def _filter(metadata: Any) -> Any:
-    kept = {key: metadata.lookup_value(key, None) for key in metadata if key not in _FILTERED}
+    kept = {key: value for key, value in entries(metadata).items() if key not in _FILTERED}
     return GLib.Variant("a{sv}", kept)
 
 

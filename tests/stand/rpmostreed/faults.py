@@ -12,6 +12,7 @@ The file ``/run/stand/rpmostreed-faults.json`` (or, for a daemon started by hand
 ``fail``               {"at": step, "text": text}: ``Finished(false, text)``
 ``hang``               step at which the transaction stops for good; cannot be cancelled
 ``busy``               true: somebody else holds /ostree/lock while the transaction is made
+``force_close_seconds``  how long peers may stay connected after Finished, in place of 30
 ``reboot_initiated``   true: as after a reboot that the daemon asked for
 
 Steps, in their order: ``after-start``, ``after-manifest``, ``before-layer-N``, ``after-layer-N`` (N counts the layers
@@ -39,6 +40,7 @@ from tests.stand.rpmostreed import FAULTS_FILE, FAULTS_VARIABLE
 from tests.stand.rpmostreed.errors import FAILED, Cancelled, MethodError, OperationFailed
 
 LOCK_FILE = "/ostree/lock"
+FORCE_CLOSE_SECONDS = 30
 _STEP = re.compile(
     r"after-start|after-manifest|(before|after)-layer-\d+|after-pull|before-stage"
     r"|after-stage-before-finished"
@@ -53,6 +55,7 @@ _KEYS = {
     "hang": str,
     "busy": bool,
     "reboot_initiated": bool,
+    "force_close_seconds": int,
 }
 
 
@@ -69,6 +72,10 @@ class Faults:
             return False
         self._strike(name)
         return True
+
+    @property
+    def force_close_seconds(self) -> int:
+        return int(self.settings.get("force_close_seconds", FORCE_CLOSE_SECONDS))
 
     def reach(self, step: str, cancellable: Any) -> None:
         """Called when ``step`` is reached. May not return, raise OperationFailed, or end the process."""

@@ -157,8 +157,8 @@ def _cached(repo: Any) -> list[Package]:
     for ref in ostree_import.list_refs(repo, "rpmostree/pkg/"):
         _, commit = repo.resolve_rev(ref, False)
         facts = json.loads(ostree_import.commit_metadata(repo, commit)[_METADATA_KEY])
-        lists = {key: tuple(facts.pop(key)) for key in ("provides", "requires", "files")}
-        found.append(Package(**facts, **lists))
+        provides, requires, files = (tuple(facts.pop(key)) for key in ("provides", "requires", "files"))
+        found.append(Package(provides=provides, requires=requires, files=files, **facts))
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tests.stand.introspection import GLib
+from tests.stand.rpmostreed.options import entries
 
 STAGED_FILE = Path("/run/ostree/staged-deployment")
 LEGACY_FILE = Path("/run/ostree/staged-deployment-locked")
@@ -50,11 +51,10 @@ def _read(staged: Path) -> Any:
 
 
 def _write_key(value: bool) -> None:
-    variant = _read(STAGED_FILE)
-    entries: dict[str, Any] = {key: variant.lookup_value(key, None) for key in variant}
-    entries["locked"] = GLib.Variant("b", value)
+    values = entries(_read(STAGED_FILE))
+    values["locked"] = GLib.Variant("b", value)
     temporary = STAGED_FILE.with_name(STAGED_FILE.name + ".new")
-    temporary.write_bytes(GLib.Variant("a{sv}", entries).get_data_as_bytes().get_data())
+    temporary.write_bytes(GLib.Variant("a{sv}", values).get_data_as_bytes().get_data())
     temporary.replace(STAGED_FILE)
 
 

@@ -29,11 +29,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A method's parameters, the descriptors that came with it, and what else planning needs."""
+    """A method's parameters, the descriptors that came with it (Gio.UnixFDList or None), and what planning needs."""
 
     osname: str
     values: Any
-    descriptors: tuple[int, ...]
+    passed: Any
     policy: str
     sysroot: Sysroot
 
@@ -45,12 +45,12 @@ class Arguments:
 
 
 def plan(
-    osname: str, method: str, parameters: Any, descriptors: tuple[int, ...], policy: str, sysroot: Sysroot
+    osname: str, method: str, parameters: Any, passed: Any, policy: str, sysroot: Sysroot
 ) -> Optional[Plan]:
     """The transaction for a method call; None where it needs none (an automatic update that is off).
 
     Raises MethodError for calls that are refused at once."""
-    return _PLANNERS[method](Arguments(osname, parameters, descriptors, policy, sysroot))
+    return _PLANNERS[method](Arguments(osname, parameters, passed, policy, sysroot))
 
 
 def _deploy(request: Request) -> Plan:
@@ -62,7 +62,7 @@ def _update_deployment(given: Arguments) -> Plan:
     plain = not (
         modifiers.text("set-refspec") or modifiers.text("set-revision") is not None or options.boolean("no-pull-base")
     )
-    return _deploy(Request(modifiers, options, given.descriptors, upgrade=plain))
+    return _deploy(Request(modifiers, options, given.passed, upgrade=plain))
 
 
 def _deploy_revision(given: Arguments) -> Plan:

@@ -58,3 +58,9 @@ def variants(**values: tuple[str, object]) -> dict[str, Any]:
 def names(*groups: tuple[str, ...]) -> list[str]:
     """All names of several options, each once, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def entries(dictionary: Any) -> dict[str, Any]:
+    """The keys of an a{sv} variant with their values as variants."""
+    children = (dictionary.get_child_value(index) for index in range(dictionary.n_children()))
+    return {child.get_child_value(0).get_string(): child.get_child_value(1).get_variant() for child in children}

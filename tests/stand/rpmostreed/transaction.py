@@ -18,7 +18,6 @@ from tests.stand.rpmostreed import interface
 from tests.stand.rpmostreed.errors import CANCELLED_TEXT, FAILED, MethodError, OperationFailed
 
 SOCKET_PATH = "/run/rpm-ostree-transaction.sock"
-FORCE_CLOSE_SECONDS = 30
 INITIATED = "d5bea37a8fc84ff59dbcfd79177b7df8"
 
 
@@ -90,6 +89,7 @@ class Transaction:
         executed: Callable[[bool], str],
         closed: Callable[[], None],
         abstract: bool,
+        force_close_seconds: int,
     ) -> None:
         self.call = call
         self.title = title
@@ -102,6 +102,7 @@ class Transaction:
         self._peers: list[Any] = []
         self._result: Optional[Any] = None
         self._timer = 0
+        self._force_close_seconds = force_close_seconds
         self._server = _listen(abstract)
         self._server.connect("new-connection", self._on_connection)
         self._server.start()
@@ -181,7 +182,7 @@ class Transaction:
         self._result = GLib.Variant("(bs)", (success, text))
         self._state = State.EXECUTED
         self._emit_all("Finished", self._result)
-        self._timer = GLib.timeout_add_seconds(FORCE_CLOSE_SECONDS, self._on_force_close)
+        self._timer = GLib.timeout_add_seconds(self._force_close_seconds, self._on_force_close)
         self._maybe_close()
         return False
 
