@@ -33,7 +33,8 @@ class Entry:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        # A torn entry (FAT, power cut) must not end the agent: what cannot be read is not what is looked for.
+        return path.read_text(errors="replace")
     except OSError as error:
         raise from_os_error(error, "read", path) from error
 
@@ -77,7 +78,8 @@ def entries(boot: Path = Path("/boot"), sysroot: Path = Path("/sysroot")) -> tup
         raise from_os_error(error, "list the boot entries in", folder) from error
     found = []
     for name in names:
-        if not _ENTRY.match(name):
+        named = _ENTRY.match(name)
+        if not named:
             continue
         pairs = (line.split(None, 1) for line in _read(folder / name).splitlines())
         fields = dict(pair for pair in pairs if len(pair) == 2)
@@ -88,7 +90,9 @@ def entries(boot: Path = Path("/boot"), sysroot: Path = Path("/sysroot")) -> tup
         link = sysroot / (ostree_argument(options) or "").lstrip("/")
         target = link.resolve().name if link.exists() else ""
         # `version` is the order that libostree wrote, whatever the file's name looks like (rpm-ostree.md 5.6).
-        found.append(Entry(int(fields.get("version", "0")), options, match["osname"], target))
+        version = fields.get("version", "").strip()
+        number = int(version) if version.isascii() and version.isdigit() else int(named["number"])
+        found.append(Entry(number, options, match["osname"], target))
     return tuple(sorted(found, key=lambda entry: -entry.number))
 
 

@@ -11,13 +11,16 @@ from typing import Callable
 
 from mcdaemon.errors import Failure, Transient, from_os_error
 
-_BEAT = 5.0
+BEAT = 5.0
 """Seconds between two signs of life while a program runs."""
 
 
 def _silent() -> None:
     """Nobody waits for a sign of life."""
 
+
+_LEFT = 1.0
+"""Seconds that a killed program has for its last words."""
 
 _sign_of_life: Callable[[], object] = _silent
 
@@ -28,11 +31,17 @@ def on_wait(sign_of_life: Callable[[], object]) -> None:
     _sign_of_life = sign_of_life
 
 
+def alive() -> None:
+    """Say so, in a wait of another kind."""
+    _sign_of_life()
+
+
 def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:
     """The program's standard output.
 
     `failed` makes the error of a non-zero exit out of the sentence "cannot <doing>: <last words of the program>".
-    Raises Transient when it does not end within `timeout` seconds; it and its children are killed then.
+    Raises Transient when it does not end within `timeout` seconds; it and its children are killed then. It ends when
+    nobody holds its output any more; a daemon that it leaves behind has to have an output of its own.
     """
     try:
         child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -42,21 +51,32 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
     deadline = time.monotonic() + timeout
     while True:
         try:
-            output, complaint = child.communicate(timeout=max(0.0, min(_BEAT, deadline - time.monotonic())))
+            output, complaint = child.communicate(timeout=max(0.0, min(BEAT, deadline - time.monotonic())))
             break
         except subprocess.TimeoutExpired as error:
             _sign_of_life()
             if time.monotonic() >= deadline:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.communicate()
+                _end(child)
                 raise Transient(f"cannot {doing}: {argv[0]} did not end within {timeout:.0f} s") from error
     if child.returncode != 0:
         raise failed(f"cannot {doing}: {_last_words(argv[0], child.returncode, complaint)}")
     return output
 
 
+def _end(child: subprocess.Popen[str]) -> None:
+    os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.communicate(timeout=_LEFT)
+    except subprocess.TimeoutExpired:
+        # One that left the session still holds the output; it is not waited for.
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        child.wait()
+
+
 def _last_words(program: str, status: int, complaint: str) -> str:
     words = complaint.strip()
     if status < 0:
-        return f"{program} was killed by {signal.Signals(-status).name}"
+        return f"{program} was killed by signal {-status} ({signal.strsignal(-status) or 'no name'})"
     return f"{program}: {words}" if words else f"{program} ended with exit status {status}"

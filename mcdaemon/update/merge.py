@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcdaemon.errors import Broken
-from mcdaemon.host import etc_merge
+from mcdaemon.host import etc_merge, files
 from mcdaemon.host.files import Kind, Node
 from mcdaemon.host.root import Root
 from mcdaemon.update import commit
@@ -73,8 +73,8 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
             # What is new in this update is not lost, it was never there.
             if _stands(running, path):
                 dropped.append(path)
-        elif merged != node and _stands(running, path):
-            replaced.append(path)
+        elif merged != node and files.read_node(running, path) == node:
+            replaced.append(path)  # what this update changes anyway is no loss
     return MergeReport(tuple(dropped), tuple(replaced), tuple(kept))
 
 

@@ -191,6 +191,12 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children(node: Machine
     assert node.run(["pgrep", "-f", "sleep 611"], check=False).stdout == ""
 
 
+def test_a_daemon_that_a_command_leaves_behind_does_not_hang_the_test(node: Machine) -> None:
+    node.boot()
+    with pytest.raises(CommandFailed, match="did not end within 0.2 s(.|\n)*left"):
+        node.run(["sh", "-c", "echo left; setsid sleep 611 &"], timeout=0.2)
+
+
 def test_a_command_gets_its_input(node: Machine) -> None:
     node.boot()
     assert node.run(["tr", "a", "b"], input="aha").stdout == "bhb"

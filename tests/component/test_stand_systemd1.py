@@ -68,6 +68,14 @@ def test_a_simple_service_runs_until_it_is_stopped(up: Machine) -> None:
     assert not up.exists(f"/proc/{main}")
 
 
+def test_directories_of_a_service_are_made_and_the_one_in_run_goes_with_it(up: Machine) -> None:
+    add_unit(up, "a.service", "RuntimeDirectory=a\nRuntimeDirectoryMode=0700\nStateDirectory=a\nExecStart=sleep 611")
+    start(up, "a.service")
+    assert oct(up.lstat("/run/a").st_mode & 0o777) == "0o700" and up.exists("/var/lib/a")
+    up.run(["systemctl", "stop", "a.service"])
+    assert not up.exists("/run/a") and up.exists("/var/lib/a")
+
+
 @pytest.mark.parametrize(("remain", "state"), [("yes", "active"), ("no", "inactive")])
 def test_a_oneshot_runs_all_its_commands_and_remains_only_if_it_says_so(up: Machine, remain: str, state: str) -> None:
     said = (("StartPre", "pre"), ("Start", "one"), ("Start", "two"), ("Stop", "bye"))
@@ -161,6 +169,36 @@ def test_a_dbus_service_is_up_when_its_name_is_owned(up: Machine) -> None:
     assert start(up, "d.service").returncode == 0
     owner = call(up, ("org.freedesktop.DBus", "/", "org.freedesktop.DBus"), "GetNameOwner", "s", "org.example.Late")
     assert owner.startswith('s ":')
+
+
+LATE = """#!/usr/bin/python3
+from gi.repository import GLib
+from pydbus import SystemBus
+class Late:
+    "<node><interface name='org.example.Late'><method name='Hello'><arg type='s' direction='out'/></method></interface></node>"
+    def Hello(self):
+        return "here"
+bus = SystemBus()
+bus.publish("org.example.Late", Late())
+GLib.MainLoop().run()
+"""
+
+
+def test_a_call_to_a_bus_name_starts_its_unit(node: Machine) -> None:
+    node.units["late.service"] = "[Service]\nType=dbus\nBusName=org.example.Late\nExecStart=/usr/local/bin/late\n"
+    node.boot()
+    node.write("/usr/local/bin/late", LATE, 0o755)
+    assert show(node, "late.service", "ActiveState") == ["inactive"]
+    late = ("org.example.Late", "/org/example/Late", "org.example.Late")
+    assert call(node, late, "Hello") == 's "here"'
+    assert show(node, "late.service", "ActiveState") == ["active"]
+
+
+def test_a_call_to_a_bus_name_whose_unit_fails_gets_an_error(node: Machine) -> None:
+    node.units["late.service"] = "[Service]\nType=dbus\nBusName=org.example.Late\nExecStart=false\n"
+    node.boot()
+    with pytest.raises(CommandFailed, match="Unit late.service failed to start"):
+        call(node, ("org.example.Late", "/", "org.example.Late"), "Hello")
 
 
 def wait_for(node: Machine, unit: str, name: str, value: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 SOCKET = "/run/dbus/system_bus_socket"
@@ -16,6 +17,7 @@ CONFIGURATION = f"""<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Co
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
   <listen>{ADDRESS}</listen>
+  <servicedir>/run/dbus/services</servicedir>
   <auth>EXTERNAL</auth>
   <policy context="default">
     <allow user="*"/>
@@ -33,17 +35,22 @@ CONFIGURATION = f"""<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Co
 """
 
 
-def start(folder: Path, log: int, timeout: float = 10.0) -> subprocess.Popen[bytes]:
+def start(folder: Path, services: Mapping[str, str], log: int, timeout: float = 10.0) -> subprocess.Popen[bytes]:
     """Start the bus with its configuration in `folder`, output to the descriptor `log`; it listens on return.
 
+    `services` maps bus names to the units that the bus asks systemd to start when somebody calls the name.
     Raises TimeoutError when it does not listen within `timeout` seconds and RuntimeError when it ends at once.
     """
     configuration = folder / "system.conf"
     configuration.write_text(CONFIGURATION)
+    (folder / "services").mkdir(exist_ok=True)
+    for name, unit in services.items():
+        text = f"[D-BUS Service]\nName={name}\nExec=/bin/false\nUser=root\nSystemdService={unit}\n"
+        (folder / "services" / f"{name}.service").write_text(text)
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--nopidfile", f"--print-address={writer}"],
+            ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--nopidfile", "--systemd-activation", f"--print-address={writer}"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,),
         )  # fmt: skip
     finally:

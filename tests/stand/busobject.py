@@ -20,6 +20,7 @@ from gi.repository import Gio, GLib  # noqa: E402 (the version has to be chosen 
 Variant = GLib.Variant
 BUS_NAME, BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 PROPERTIES = "org.freedesktop.DBus.Properties"
+ACTIVATOR = "org.freedesktop.systemd1.Activator"
 _TIMEOUT_MS = 10_000
 
 
@@ -121,6 +122,30 @@ class Connection:
             return message
 
         self._connection.add_filter(look)
+
+    def serve_activation(self, activate: Callable[[str], Awaitable[None]]) -> None:
+        """Start units for the bus (dbus-daemon --systemd-activation); `activate` raises BusError when it cannot."""
+
+        def requested(*given: Any) -> None:
+            self._loop.call_soon_threadsafe(self._begin_activation, activate, given[5].unpack()[0])
+
+        self._connection.signal_subscribe(
+            None, ACTIVATOR, "ActivationRequest", BUS_PATH, None, Gio.DBusSignalFlags.NONE, requested
+        )
+
+    def _begin_activation(self, activate: Callable[[str], Awaitable[None]], unit: str) -> None:
+        async def run() -> None:
+            try:
+                await activate(unit)
+            except BusError as error:
+                failure = Variant("(sss)", (unit, error.name, error.text))
+                self._connection.emit_signal(
+                    BUS_NAME, "/org/freedesktop/systemd1", ACTIVATOR, "ActivationFailure", failure
+                )
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def emit(self, path: str, interface: str, signal: str, signature: str, *arguments: object) -> None:
         """Broadcast a signal."""

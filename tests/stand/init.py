@@ -119,6 +119,7 @@ def mount_root(plan: BootPlan) -> None:
 def mount_boot(plan: BootPlan) -> None:
     """Mount the sysroot's boot directory as an overlay that has nothing below it.
 
+    "volatile" spares the overlay's sync of the whole host at unmount.
     libostree freezes the file system of /boot while it swaps the boot entries (FIFREEZE). On a plain bind mount that
     is the host's, which would stay frozen for ever if a power cut came right then. An overlay cannot be frozen. A host
     whose own file system is an overlay cannot have this one (EINVAL), and does not need it.
@@ -126,7 +127,7 @@ def mount_boot(plan: BootPlan) -> None:
     source, target = f"{plan.sysroot}/boot", f"{plan.deployment}/boot"
     for name in ("lower", "work"):
         os.makedirs(f"{plan.scratch}/{name}", exist_ok=True)
-    layers = f"lowerdir={plan.scratch}/lower,upperdir={source},workdir={plan.scratch}/work"
+    layers = f"lowerdir={plan.scratch}/lower,upperdir={source},workdir={plan.scratch}/work,volatile"
     try:
         mount("overlay", target, "overlay", 0, layers)
     except OSError as error:

@@ -44,6 +44,7 @@ NODE_LIBRARY = "/run/stand/lib"
 PROGRAMS = ("/usr/bin/python3", "ostree", "unshare", "nsenter", "dbus-daemon", "busctl")
 BOOTS_IN_A_ROW = 5
 _LOG_TAIL = 4000
+_KILL_TIMEOUT = 2.0
 
 
 class Down(enum.Enum):
@@ -145,6 +146,12 @@ class Machine:
     def up(self) -> bool:
         """True from a boot's begin until the node is down."""
         return self._process is not None
+
+    @property
+    def root(self) -> Path:
+        """The node's "/" as the host sees it; do not follow links from here (`read` and `write` are safe)."""
+        self._booted_plan()
+        return Path(f"/proc/{self._init}/root")
 
     @property
     def boot_id(self) -> str:
@@ -275,13 +282,11 @@ class Machine:
         try:
             out, err = process.communicate(input, timeout)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
-            out, err = process.communicate()
+            out, err = _kill_group(process)
             result = subprocess.CompletedProcess(list(argv), -signal.SIGKILL, out, err)
             raise CommandFailed(result, f"command did not end within {timeout:g} s") from None
         except BaseException:
             _kill_group(process)
-            process.communicate()
             raise
         result = subprocess.CompletedProcess(list(argv), process.returncode, out, err)
         if check and process.returncode != 0:
@@ -489,5 +494,13 @@ def _signal_group(process: subprocess.Popen[str], number: int) -> None:
         pass  # All of it has ended meanwhile.
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
+def _kill_group(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Kill a command with its children; the answer is what it has printed."""
     _signal_group(process, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_KILL_TIMEOUT)
+    except subprocess.TimeoutExpired as error:
+        # Something that left the group still holds the pipes; it lives until the node goes down.
+        process.kill()
+        parts = [part.decode(errors="replace") if part else "" for part in (error.stdout, error.stderr)]
+        return parts[0], parts[1]

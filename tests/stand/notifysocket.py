@@ -1,4 +1,4 @@
-"""The receiving end of sd_notify(3)."""
+"""The receiving end of sd_notify(3). Every process may send, whatever NotifyAccess= says."""
 
 from __future__ import annotations
 

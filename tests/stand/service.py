@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -272,6 +273,7 @@ class Service:
     async def _finish(self, result: str, restart: bool) -> None:
         await self._run_all("ExecStopPost")
         self._close_notify()
+        self._remove_runtime_directories()
         self.status.result = result
         if result != "success":
             self.log(f"Failed with result '{result}'.")
@@ -380,6 +382,12 @@ class Service:
                 place = Path(base, expand_specifiers(word, self.settings.specifiers))
                 place.mkdir(parents=True, exist_ok=True)
                 place.chmod(int(unit.last("Service", f"{key}Mode", "0755"), 8))
+
+    def _remove_runtime_directories(self) -> None:
+        unit = self.settings.unit
+        if unit.last("Service", "RuntimeDirectoryPreserve", "no") == "no":
+            for word in unit.words("Service", "RuntimeDirectory"):
+                shutil.rmtree(Path("/run", expand_specifiers(word, self.settings.specifiers)), ignore_errors=True)
 
     def _note_main(self, process: subprocess.Popen[bytes]) -> None:
         self.status.main_pid = self.status.exec_pid = process.pid

@@ -120,7 +120,7 @@ class Sysroot:
         with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="boot-overlay-") as scratch:
             for name in ("lower", "work"):
                 Path(scratch, name).mkdir()
-            layers = f"lowerdir={scratch}/lower,upperdir={self.path}/boot,workdir={scratch}/work"
+            layers = f"lowerdir={scratch}/lower,upperdir={self.path}/boot,workdir={scratch}/work,volatile"
             script = 'mount -t overlay -o "$1" overlay "$2" 2>/dev/null || :; shift 2; exec ostree admin "$@"'
             _run("unshare", "--mount", "--pid", "--fork", "--propagation", "private", "--",
                  "sh", "-c", script, "sh", layers, f"{self.path}/boot", *arguments)  # fmt: skip

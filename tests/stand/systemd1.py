@@ -51,7 +51,7 @@ from tests.stand.manager import UNIT_LOGS, Manager, UnitError, open_log, write_b
 from tests.stand.process import kill, members
 from tests.stand.unitfile import valid_name
 from tests.stand.units import Job, Unit, service_facts, unit_facts
-from tests.stand.unitstore import SEARCH_PATH, Change, LoadState, UnitMasked
+from tests.stand.unitstore import SEARCH_PATH, Change, LoadState, UnitMasked, UnitStore
 
 CALLS = Path("/run/stand/log/calls.jsonl")
 POWER_TARGETS = {"reboot.target": "reboot", "poweroff.target": "poweroff", "halt.target": "poweroff"}
@@ -392,7 +392,7 @@ class Node:
         self._loop = loop
         self._pipe = pipe
         output = open_log("dbus-daemon")
-        self._bus_process = bus.start(Path("/run/dbus"), output)
+        self._bus_process = bus.start(Path("/run/dbus"), UnitStore().bus_names(), output)
         os.close(output)
         self._connection = Connection(bus.ADDRESS, loop)
         audience = Bus(self._connection)
@@ -403,6 +403,7 @@ class Node:
         announce, version = self._manager.announce_down, int(plan.options["logind"])
         self._login = Login(self._connection, loop, version, announce, self._shut_down, audience.calls)
         self._systemd = Systemd(self._manager, audience, self._power)
+        self._connection.serve_activation(self._activate)
         self._tasks = [loop.create_task(self._boot()), loop.create_task(self._watch_bus())]
         # SIGINT is what Ctrl-Alt-Del sends to PID 1; here it is one more way to reboot.
         loop.add_signal_handler(signal.SIGINT, self._power, "reboot", False)
@@ -419,6 +420,16 @@ class Node:
         await self._manager.processes.exited(self._bus_process)
         self._progress(event="error", text="the system bus has died")
         os._exit(1)
+
+    async def _activate(self, name: str) -> None:
+        """Start a unit for the bus. Raises BusError, which the bus gives to whoever called the name."""
+        try:
+            job = self._manager.request("start", name)
+        except UnitError as error:
+            raise BusError(error.name, str(error)) from error
+        await job.done.wait()
+        if job.result != "done":
+            raise BusError("org.freedesktop.DBus.Error.Spawn.ChildExited", f"Unit {name} failed to start.")
 
     def _progress(self, **facts: object) -> None:
         report(self._pipe, **facts)

@@ -135,6 +135,16 @@ class UnitStore:
                 found |= {path.name for path in self._at(base).iterdir() if not path.is_dir() or path.is_symlink()}
         return sorted(found)
 
+    def bus_names(self) -> dict[str, str]:
+        """The units of services that have a BusName=, by that name: what D-Bus service files say on a real node."""
+        found = {}
+        for name in self.names():
+            source = self.find(name) if name.endswith(".service") else Source(LoadState.NOT_FOUND)
+            bus_name = self.read(source).last("Service", "BusName") if source.state is LoadState.LOADED else ""
+            if bus_name:
+                found[bus_name] = name
+        return found
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> str:

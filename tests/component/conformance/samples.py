@@ -52,3 +52,4 @@ KERNEL_RT = Package(
     "kernel-rt", files={f"/usr/lib/modules/{RT_KERNEL}/vmlinuz": File(b"rt kernel\n", 0o755)}, provides=["kernel-variant"]
 )
 PACKAGES = (usbguard(), LIBUSB, LONELY, CLASH, KERNEL_RT)
+TOOLS = Package("tools", "3", files={"/usr/bin/tool": File(b"newer\n", 0o755)})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -11,6 +14,7 @@ from tests.component.conformance import samples
 from tests.component.conformance.conftest import Node
 from tests.stand import images
 from tests.stand.images import File, layer_on, os_image
+from tests.stand.introspection import GLib
 from tests.stand.registry import Registry
 
 pytestmark = pytest.mark.stand
@@ -19,17 +23,10 @@ GONE = r"failed to invoke method OpenImage: reference \"\[overlay@.*does not res
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> "Registry":
+def registry(tmp_path: Path) -> Iterator[Registry]:
     """A registry of the test's own, because these tests take it down."""
-    running = Registry(tmp_path / "registry")
-    running.start()
-    return running
-
-
-@pytest.fixture(autouse=True)
-def _stop(registry: Registry) -> "object":
-    yield
-    registry.stop()
+    with Registry(tmp_path / "registry") as running:
+        yield running
 
 
 def fetched(node: Node) -> list[str]:
@@ -136,9 +133,6 @@ def test_an_image_gone_from_containers_storage_is_reported_in_skopeos_words(node
     tag = name.partition("@")[0] + ":gone"
     refused = node.client.update({"set-refspec": f"ostree-unverified-image:containers-storage:{tag}"})
     assert refused.finished[0][0] is False
-    pytest.importorskip("re")
-    import re
-
     assert re.search(GONE, refused.finished[0][1]), refused.finished[0][1]
     assert node.client.kargs({"append-if-missing": ["x=1"]}).finished == [(True, "")], "reads no base"
 
@@ -191,7 +185,7 @@ def test_a_revision_is_a_digest_for_one_operation_only(node: Node) -> None:
     ],
 )
 def test_an_image_that_cannot_boot_here_is_refused(
-    node: Node, labels: "dict[str, str] | None", architecture: str, text: str
+    node: Node, labels: Optional[dict[str, str]], architecture: str, text: str
 ) -> None:
     image = os_image(architecture=architecture)
     if labels is not None:
@@ -227,8 +221,6 @@ def test_images_and_layers_of_no_deployment_are_pruned(node: Node) -> None:
 
 
 def test_a_custom_origin_is_kept_for_a_digest(node: Node) -> None:
-    from tests.stand.introspection import GLib
-
     custom = GLib.Variant("(ss)", ("pivot://x", "Managed by a test"))
     node.client.update({"set-refspec": node.reference(samples.following())}, {"custom-origin": custom})
     assert node.client.os_get("DefaultDeployment")["custom-origin"] == ("pivot://x", "Managed by a test")

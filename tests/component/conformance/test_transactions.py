@@ -30,7 +30,7 @@ def held(node: Node, step: str) -> Iterator[Peer]:
     modifiers = variants({"set-refspec": node.reference(samples.following())})
     peer = node.client.connect(node.client.os("UpdateDeployment", BOTH, modifiers, variants({}))[0])
     assert peer.start()
-    gate = os.open(node.machine.sysroot.stateroot / FIFO[len("/var/") :].join(("var/", "")), os.O_WRONLY)
+    gate = os.open(f"{node.machine.sysroot.stateroot}{FIFO}", os.O_WRONLY)
     try:
         yield peer
     finally:
@@ -162,7 +162,7 @@ def test_cancel_ends_a_pull_and_keeps_the_layers_it_has(node: Node) -> None:
     assert "custom layers already present: 1" in again.messages
 
 
-def test_cancel_after_the_last_place_that_looks_is_ignored(node: Node) -> None:
+def test_a_cancel_after_staging_fails_and_leaves_it_staged(node: Node) -> None:
     with held(node, "after-stage-before-finished") as peer:
         peer.cancel()
     assert peer.wait() == (False, "Operation was cancelled")
