@@ -136,6 +136,9 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.CONFIRM, "applied and validated without a reboot")
         if o.desired != u.desired:
             return Decision(Step.DISCARD, "another config is desired now")
+        if o.hold:
+            return Decision(Step.DISCARD, f"drained, but it has to wait: {o.hold}") if u.drained else Decision(
+                Step.HOLD, o.hold)
         if o.drain and not u.drained:
             return Decision(Step.DRAIN, "live change that moves workloads")
         return Decision(Step.APPLY_LIVE, "nothing in this change needs a reboot")

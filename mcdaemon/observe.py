@@ -189,7 +189,7 @@ class Observer:
         update = facts.update
         state = Staged.NONE if facts.staged is None else Staged.OTHER
         if update is not None and plan is not None:
-            state = stage.classify(plan, update.id, update.image_digest, facts.staged, facts.deployments,
+            state = stage.classify(plan, update, facts.staged, facts.deployments,
                                    self._context.machine.options_of(facts.booted))
         failed = facts.journal.failed
         wish = facts.observation.desired
@@ -220,8 +220,13 @@ class Observer:
         settings = context.settings.health
         deadline = first_seen() + settings.timeout_seconds
         report = verify.validate(context.root, payload.expected())
-        if report.mismatches:
-            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), report.text()
+        trouble = "" if report.ok else report.text()
+        config = self.carried()
+        running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
+        if not trouble and (config is None or not kernelargs.satisfied(running, config.kernel_arguments)):
+            trouble = "the running kernel arguments are not those of the config"
+        if trouble:
+            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), trouble
         return health.check(context.systemd, settings.units, context.settings.scripts, deadline)
 
     def _progress(self, facts: Facts) -> Optional[Progress]:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
 from mcdaemon.errors import Broken, Held, HoldReason, Transient
-from mcdaemon.host import packages, process
+from mcdaemon.host import authfile, packages, process
 from mcdaemon.host.deployments import libostree_version
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.image.reference import Transport
@@ -128,16 +128,24 @@ class Performer:
         update = self._note(attempt=update.attempt + 1, staged="", origin=refspec)
         delta = plan.packages
         with self._repository(facts, plan, update):
-            self._context.rpmostree.update(refspec, {
-                "install-packages": delta.install,
-                "uninstall-packages": delta.uninstall,
-                "override-remove-packages": delta.remove_base,
-                "override-reset-packages": delta.reset_base,
-            }, stage.title(update.id, update.attempt))
+            try:
+                self._context.rpmostree.update(refspec, {
+                    "install-packages": delta.install,
+                    "uninstall-packages": delta.uninstall,
+                    "override-remove-packages": delta.remove_base,
+                    "override-reset-packages": delta.reset_base,
+                }, stage.title(update.id, update.attempt))
+            except (Held, Broken) as error:
+                if not _is_local(refspec):
+                    raise
+                # Whatever is wrong with the local copy, it must not fail what would succeed without it.
+                self._context.images.distrust_storage()
+                raise Transient(error.sentence, "it is staged from the registry next") from error
 
     def _hold_image(self, plan: Plan, update: Update) -> str:
         if not plan.image:
             return ""
+        authfile.link(self._context.machine.top)
         return self._context.images.hold(plan.image, update.digest, update.id).origin()
 
     @contextlib.contextmanager
@@ -148,7 +156,8 @@ class Performer:
             return
         where = self._context.images.check(plan.extensions_image)
         local = where.chosen is not None and where.chosen.source is Source.STORAGE
-        with packages.repository(self._context.root, str(where.pinned), update.id, pull=not local):
+        login = authfile.path(self._context.machine.top)
+        with packages.repository(self._context.root, str(where.pinned), update.id, not local, login):
             yield
 
     def _stage_kargs(self, facts: Facts, _decision: Decision) -> None:
@@ -315,11 +324,12 @@ class Performer:
 
     def _release(self, update: Update) -> None:
         """Only where a local copy was staged from: a node without podman has no holds and needs none."""
-        if f"{Transport.STORAGE.value}:" in update.origin:
+        if _is_local(update.origin):
             self._context.images.release(update.id)
 
     def _forget(self, update: Update) -> None:
         self._release(update)
+        self._context.images.trust_storage()
         self._context.images.forget()
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
@@ -339,6 +349,10 @@ def _plan(facts: Facts) -> Plan:
 def _update(facts: Facts) -> Update:
     assert facts.update is not None, "a step of an update was decided without one"
     return facts.update
+
+
+def _is_local(origin: str) -> bool:
+    return f"{Transport.STORAGE.value}:" in origin
 
 
 def _run_hook(argv: tuple[str, ...], timeout: float, doing: str, reason: HoldReason = HoldReason.DRAIN) -> None:

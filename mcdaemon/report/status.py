@@ -70,7 +70,7 @@ def load(path: Path) -> Optional[Status]:
         return Status(**{**data, "warnings": tuple(data.get("warnings", ()))})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     except OSError as error:
         raise from_os_error(error, "read", path) from error

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from mcdaemon.errors import Broken
 from mcdaemon.host import boot
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.root import Root
@@ -63,7 +64,7 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
     _osname, booted = machine.booted()
-    load = payloads.load(update.id)
+    load = _payload(payloads, update.id)
     complete = load is not None and not verify.validate(root, load.expected()).mismatches
     action, why = decide(update, booted, complete)
     if action is Early.COMPLETE and load is not None:
@@ -81,8 +82,19 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         changed = dataclasses.replace(update, rolled_back=True, failure=why)
         journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
     if action is Early.PUT_BACK:
+        # The pending root is not what was proved any more: should it boot after all, its shared files come first.
+        if update.committed or update.proved:
+            journal.store(path, dataclasses.replace(record, update=dataclasses.replace(update, committed="", proved="")))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, why)
+
+
+def _payload(payloads: Shelf, identity: str) -> Optional[Payload]:
+    """None also for a torn one: it can complete nothing, and must not keep the old root from its files."""
+    try:
+        return payloads.load(identity)
+    except Broken:
+        return None
 
 
 def _complete(load: Payload, payloads: Shelf, undo: Shelf, root: Root) -> None:

@@ -17,6 +17,10 @@ from mcdaemon.image.storage import Storage
 from mcdaemon.retry import Backoff
 
 
+_MARGIN = 0.05
+"""Seconds by which a timer may be early and the look still be due."""
+
+
 @dataclass(frozen=True)
 class Waiting:
     """Why an image cannot be used now, and when (monotonic seconds) it is looked for again."""
@@ -35,6 +39,7 @@ class Images:
         self._backoff = backoff
         self._clock = clock
         self._found: dict[str, Resolution] = {}
+        self._without_storage = False
         self._waiting: dict[str, Waiting] = {}
         self.seconds = 0.0
 
@@ -49,10 +54,11 @@ class Images:
             return self._found[key]
         waiting = self._waiting.get(key)
         if waiting is not None and self._clock() < waiting.until:
-            raise waiting.error
+            # The same error is raised in every round: without this its traceback grows, and keeps all their frames.
+            raise waiting.error.with_traceback(None)
         started = self._clock()
         try:
-            resolution = self._resolver.resolve(pullspec, digest)
+            resolution = self._resolver.resolve(pullspec, digest, without_storage=self._without_storage)
             if not resolution.complete:
                 raise resolution.held()
         except (Held, Transient) as error:
@@ -67,8 +73,13 @@ class Images:
         return resolution
 
     def next_look(self) -> Optional[float]:
-        """The earliest moment (monotonic seconds) at which a missing image is looked for again."""
-        return min((waiting.until for waiting in self._waiting.values()), default=None)
+        """The earliest moment (monotonic seconds) at which a missing image is looked for again.
+
+        To be asked after a round. What was due before its end and was not looked for is not wanted any more (another
+        config is desired): it is no reason to wake up.
+        """
+        now = self._clock()
+        return min((waiting.until + _MARGIN for waiting in self._waiting.values() if waiting.until > now), default=None)
 
     def forget(self) -> None:
         """Look again at everything: a stage failed, the desired config changed, or somebody asked."""
@@ -89,11 +100,18 @@ class Images:
         try:
             self._storage.hold(resolution.reference, resolution.digest, update)
         except Failure:
-            # It went away in between; the second look says who else has it.
-            self.forget()
-            return self.check(pullspec, digest)
+            # It went away in between, or podman is broken: who else has it?
+            self.distrust_storage()
         self.forget()
         return self.check(pullspec, resolution.digest)
+
+    def distrust_storage(self) -> None:
+        """From now on the local copies do not count: staging from one failed, or it could not be held."""
+        self._without_storage = True
+
+    def trust_storage(self) -> None:
+        """Another update: local copies count again."""
+        self._without_storage = False
 
     def release(self, update: str) -> None:
         self._storage.release(update)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import stat
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +120,7 @@ def decode(content: bytes) -> Journal:
     """The journal in `content`. Raises ValueError naming the place when it is torn or alien."""
     try:
         outer = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(outer, dict) or set(outer) != {"format", "sha256", "journal"}:
         raise ValueError("not a journal of mcdaemon")
@@ -154,13 +156,14 @@ def store(path: Path, journal: Journal) -> None:
 def load(path: Path) -> tuple[Journal, str]:
     """The journal at `path` and, when it was not ours or torn, the sentence that says where it is kept now."""
     try:
-        with open(path, "rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
+        content = _read(path)
     except FileNotFoundError:
         return Journal(), ""
     except OSError as error:
         raise from_os_error(error, "read the journal", path) from error
     try:
+        if content is None:
+            raise ValueError("it is not a regular file")
         if len(content) > _MAX_BYTES:
             raise ValueError(f"larger than {_MAX_BYTES} bytes")
         return decode(content), ""
@@ -170,10 +173,22 @@ def load(path: Path) -> tuple[Journal, str]:
         return Journal(), f"cannot use the journal {path}: {error}; it is kept as {aside}"
 
 
+def _read(path: Path) -> Optional[bytes]:
+    """At most one byte more than a journal can have; None where something else than a file stands."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            return stream.read(_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
 def _aside(path: Path) -> Path:
     for number in range(1, 1000):
         aside = path.with_name(f"{path.name}.alien-{number}")
-        if not aside.exists():
+        if not os.path.lexists(aside):
             return aside
     raise Broken(f"cannot set the journal {path} aside: too many of them are kept already",
                  f"look at {path}.alien-* and remove them")

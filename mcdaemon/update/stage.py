@@ -14,6 +14,7 @@ from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import Deployment
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.plan import Plan
+from mcdaemon.update.journal import Update
 
 MARKER = "mcdaemon.update="
 """Kernel argument that gives an update with an unchanged OS a deployment of its own."""
@@ -38,21 +39,24 @@ def kernel_line(existing: str, plan: Plan, update: str) -> str:
     return " ".join([*kernelargs.expected(line, change), *marker])
 
 
-def classify(plan: Plan, update: str, digest: str, staged: Optional[StagedDeployment],
-             deployments: Sequence[Deployment], booted_line: str) -> Staged:
+def classify(plan: Plan, update: Update, staged: Optional[StagedDeployment], deployments: Sequence[Deployment],
+             booted_line: str) -> Staged:
     """What the staged deployment is, measured against the target (rpm-ostree.md 7.1: identity of success).
 
-    `booted_line`: the kernel arguments that the booted entry was written with.
+    `booted_line`: the kernel arguments that the booted entry was written with. Ours is locked, until it is about to be
+    finalized.
     """
     if staged is None:
         return Staged.NONE
     entry = next((d for d in deployments if d.staged), None)
     booted = next((d for d in deployments if d.booted), None)
-    if entry is None or booted is None or entry.name != staged.name or not staged.locked:
+    if entry is None or booted is None or entry.name != staged.name:
         return Staged.OTHER
-    if entry.digest != (digest if plan.image else booted.digest) or not _packages_fit(plan, entry):
+    if not staged.locked and not update.finalizing:
         return Staged.OTHER
-    wanted = kernelargs.split(kernel_line(booted_line, plan, update))
+    if entry.digest != (update.image_digest if plan.image else booted.digest) or not _packages_fit(plan, entry, booted):
+        return Staged.OTHER
+    wanted = kernelargs.split(kernel_line(booted_line, plan, update.id))
     if _comparable(staged.kernel_arguments, plan) == _comparable(wanted, plan):
         return Staged.READY
     return Staged.OS_ONLY if plan.os_changes else Staged.OTHER
@@ -68,10 +72,11 @@ def _unmarked(line: Sequence[str]) -> list[str]:
     return [word for word in line if not word.startswith(MARKER)]
 
 
-def _packages_fit(plan: Plan, entry: Deployment) -> bool:
-    requested, removed = set(entry.requested), set(entry.removals)
-    return (set(plan.packages.install) <= requested and not set(plan.packages.uninstall) & requested
-            and set(plan.packages.remove_base) <= removed and not set(plan.packages.reset_base) & removed)
+def _packages_fit(plan: Plan, entry: Deployment, booted: Deployment) -> bool:
+    """Exactly what is asked for on top of what is booted: a package more is somebody else's deployment."""
+    delta = plan.packages
+    return (set(entry.requested) == (set(booted.requested) | set(delta.install)) - set(delta.uninstall)
+            and set(entry.removals) == (set(booted.removals) | set(delta.remove_base)) - set(delta.reset_base))
 
 
 def verify(machine: Machine, staged: StagedDeployment) -> None:
