@@ -102,7 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
         context = _context(arguments)
         make_places(context)
         board = Board()
-        reporter = Reporter(Path(context.settings.state_dir), RUNTIME, board)
+        reporter = Reporter(Path(context.settings.state_dir), RUNTIME, board,
+                            context.settings.hold.degraded_after_seconds)
         agent = Agent(context, reporter, Notifier.from_environment())
         if arguments.once:
             return _once(agent)

@@ -22,7 +22,9 @@ _RESULTS = {Step.CONFIRM: Result.DONE, Step.DISCARD: Result.DISCARDED, Step.ROLL
 class Reporter:
     """Keeps the counts over reboots in `<state>/counters.json` and the last status in /run."""
 
-    def __init__(self, state: Path, runtime: Path, board: Optional[Board] = None) -> None:
+    def __init__(self, state: Path, runtime: Path, board: Optional[Board] = None, degraded_after: float = 0.0) -> None:
+        """`degraded_after`: seconds after which a hold counts as Degraded, 0 for never."""
+        self._degraded_after = degraded_after
         self._counters = state / "counters.json"
         self._status = runtime / "status.json"
         self._board = board
@@ -33,10 +35,12 @@ class Reporter:
 
     def decided(self, facts: Facts, decision: Decision, due: float) -> None:
         """A decision was made; `due`: when (monotonic) the next round comes by itself."""
-        hold = _hold(facts, decision)
+        hold, state = _hold(facts, decision), _state(facts, decision)
+        since = (self._snapshot.held_since or time.time()) if decision.step is Step.HOLD else None
+        if since is not None and self._degraded_after and time.time() - since > self._degraded_after:
+            state = State.DEGRADED
         self._publish(
-            facts, decision, state=_state(facts, decision), hold=hold,
-            held_since=(self._snapshot.held_since or time.time()) if decision.step is Step.HOLD else None,
+            facts, decision, state=state, hold=hold, held_since=since,
             next_retry=time.time() + max(0.0, due - time.monotonic()))
 
     def failed(self, facts: Facts, decision: Decision, error: Failure, due: float) -> None:

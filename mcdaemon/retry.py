@@ -9,7 +9,6 @@ from typing import Optional
 from tenacity import RetryCallState, Retrying
 from tenacity.wait import wait_exponential
 
-
 _LONGEST_ASKED = 3600.0
 
 

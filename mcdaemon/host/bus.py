@@ -13,6 +13,7 @@ import pydbus
 from gi.repository import Gio, GLib
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
+from mcdaemon.host import process
 
 CALL_TIMEOUT = 60.0
 """Seconds that a call may take which only asks or tells."""
@@ -151,6 +152,9 @@ class Systemd:
         timer = GLib.timeout_source_new(int(timeout * 1000))
         timer.set_callback(lambda *_: expired())
         timer.attach(context)
+        pulse = GLib.timeout_source_new_seconds(5)
+        pulse.set_callback(lambda *_: process.beat() is None)
+        pulse.attach(context)
         try:
             self._subscribe(connection, doing)
             state["job"] = self._manager(f"{verb}Unit", unit, "replace", timeout=timeout, doing=doing)
@@ -158,6 +162,7 @@ class Systemd:
                 loop.run()
         finally:
             timer.destroy()
+            pulse.destroy()
             connection.signal_unsubscribe(subscription)
         if state["job"] not in results:
             raise Transient(f"cannot {doing}: no result within {timeout:.0f} s", f"see `systemctl status {unit}`")

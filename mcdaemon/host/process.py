@@ -36,6 +36,11 @@ def alive() -> None:
     _sign_of_life()
 
 
+def beat() -> None:
+    """A sign of life, for everything that waits for long without running a program."""
+    _sign_of_life()
+
+
 def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:
     """The program's standard output.
 

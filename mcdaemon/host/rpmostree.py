@@ -7,6 +7,7 @@ anything else; a transaction's socket is opened through Gio, which pydbus cannot
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gi.repository import Gio, GLib
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host import bus as system_bus
+from mcdaemon.host import process
 from mcdaemon.host.bus import Bus, Systemd
 
 NAME = "org.projectatomic.rpmostree1"
@@ -29,6 +31,8 @@ CLIENT_ID = "mcdaemon"
 START_TIMEOUT = 300.0
 """Seconds for the service to start: its own TimeoutStartSec (rpm-ostree.md 7, row 7)."""
 REGISTER_ATTEMPTS = 5
+CANCEL_GRACE = 60.0
+"""Seconds that a cancelled transaction gets to end (row 5)."""
 
 
 @dataclass(frozen=True)
@@ -307,6 +311,7 @@ class _Peer:
         self._report = report
         self._outcome: Optional[tuple[bool, str]] = None
         self._closed = False
+        self._cancelled = False
         self._last_sign = time.monotonic()
 
     def run(self, doing: str, joined: bool) -> Optional[tuple[bool, str]]:
@@ -322,7 +327,7 @@ class _Peer:
                 self._watch(peer)
                 if not self._start(peer) and not joined:
                     self._report("rpm-ostree joined this request to a transaction that was there already")
-                self._wait(context, doing)
+                self._wait(context, doing, peer)
             finally:
                 if not peer.is_closed():
                     peer.close_sync(None)
@@ -355,18 +360,28 @@ class _Peer:
             return False
         return bool(reply.unpack()[0])
 
-    def _wait(self, context: Any, doing: str) -> None:
-        """Iterate until Finished or the end of the connection; a silent transaction is given up on, not cancelled:
-        it may still finish, and then the deployments say so."""
+    def _cancel(self, peer: Any) -> None:
+        self._cancelled = True
+        self._report(f"no sign of life for {self._idle_timeout:.0f} s: the transaction is cancelled")
+        with contextlib.suppress(GLib.Error):
+            peer.call_sync(None, "/", _TRANSACTION, "Cancel", None, None, Gio.DBusCallFlags.NONE,
+                           int(system_bus.CALL_TIMEOUT * 1000), None)
+
+    def _wait(self, context: Any, doing: str, peer: Any) -> None:
+        """Iterate until Finished or the end of the connection. A silent transaction is cancelled once; whether that
+        helped, and what it left, the deployments say (2.8: Cancel is asynchronous, and may be ignored)."""
         tick = GLib.timeout_source_new_seconds(5)  # wakes the wait, so that silence can be measured
-        tick.set_callback(lambda *_: True)
+        tick.set_callback(lambda *_: process.beat() is None)
         tick.attach(context)
         try:
             while self._outcome is None:
                 if self._closed and not context.pending():
                     return
                 context.iteration(True)
-                if time.monotonic() - self._last_sign > self._idle_timeout:
+                silence = time.monotonic() - self._last_sign
+                if silence > self._idle_timeout and not self._cancelled:
+                    self._cancel(peer)
+                if silence > self._idle_timeout + CANCEL_GRACE:
                     raise Transient(f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s",
                                     f"if it stays so: `systemctl restart {UNIT}`")
         finally:

@@ -6,8 +6,10 @@ the early unit), and the way back, which is the payload of what was there before
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
+from mcdaemon.errors import Broken
 from mcdaemon.host import files, users
 from mcdaemon.host.files import Entry, Kind
 from mcdaemon.host.root import Root
@@ -17,8 +19,12 @@ from mcdaemon.update.payload import Payload, Shelf, capture
 def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bool] = lambda path: True) -> None:
     """Write the chosen paths of the payload into `root` and sync once. Idempotent; what is right is left alone."""
     entries = {}
+    directories = payload.implied_directories()
     for path, node in payload.entries:
-        if chosen(path) and files.read_node(root, path) != node:
+        if not chosen(path):
+            continue
+        found = files.read_node(root, path)
+        if found != node and not (found.kind is Kind.DIRECTORY and path in directories):
             content = shelf.content(payload.id, node) if node.kind is Kind.FILE else b""
             entries[path] = Entry(node, content)
     files.put_all(root, entries)
@@ -28,16 +34,46 @@ def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bo
 
 
 def remember(payload: Payload, undo: Shelf, root: Root, chosen: Callable[[str], bool]) -> None:
-    """Keep what the chosen paths of the payload are now, synced, once: a second call must not record our own work."""
-    if undo.load(payload.id) is None:
-        record, items = capture(payload.id, payload, root, [path for path, _node in payload.entries if chosen(path)])
-        undo.save(record, items)
+    """Keep what the chosen paths of the payload are now, synced, once: a second call must not record our own work.
+
+    Raises Broken where something stands that could not be made again: better nothing is written then.
+    """
+    if undo.load(payload.id) is not None:
+        return
+    if not chosen("/etc/shadow"):
+        payload = dataclasses.replace(payload, passwords=())
+    record, items = capture(payload.id, payload, root, [path for path, _node in payload.entries if chosen(path)])
+    for path, node in record.entries:
+        if node.kind is Kind.OTHER:
+            raise Broken(f"cannot replace {path}: a {node.kind.value} stands there", "remove it")
+    undo.save(record, items)
 
 
 def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None:
-    """Put back what `remember` kept, if it kept anything, and forget it (`drop`)."""
+    """Put back what `remember` kept, if it kept anything, and forget it (`drop`).
+
+    A directory that was made for the config and got files of somebody else meanwhile (a home, ~/.ssh) stays: it must
+    not be what keeps a node from its way back.
+    """
     record = undo.load(identity)
-    if record is not None:
-        apply(record, undo, root)
-        if drop:
-            undo.drop(identity)
+    if record is None:
+        return
+    made = _make_way(record, root)
+    apply(record, undo, root, lambda path: path not in made)
+    for path in sorted(made, reverse=True):
+        if not files.list_directory(root, path):
+            files.remove(root, path)
+    if drop:
+        undo.drop(identity)
+
+
+def _make_way(record: Payload, root: Root) -> frozenset[str]:
+    """Remove what stands where a directory was; returns the directories that stand where nothing was."""
+    made = set()
+    for path, node in record.entries:
+        found = files.read_node(root, path).kind
+        if node.kind is Kind.DIRECTORY and found not in (Kind.DIRECTORY, Kind.ABSENT):
+            files.remove(root, path)
+        elif node.kind is Kind.ABSENT and found is Kind.DIRECTORY:
+            made.add(path)
+    return frozenset(made)

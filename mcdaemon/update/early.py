@@ -84,7 +84,8 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
     if action is Early.PUT_BACK:
         # The pending root is not what was proved any more: should it boot after all, its shared files come first.
         if update.committed or update.proved:
-            journal.store(path, dataclasses.replace(record, update=dataclasses.replace(update, committed="", proved="")))
+            changed = dataclasses.replace(update, committed="", proved="")
+            journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, why)
 

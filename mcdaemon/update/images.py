@@ -16,7 +16,6 @@ from mcdaemon.image.resolve import Resolution, Resolver, Source
 from mcdaemon.image.storage import Storage
 from mcdaemon.retry import Backoff
 
-
 _MARGIN = 0.05
 """Seconds by which a timer may be early and the look still be due."""
 

@@ -7,13 +7,14 @@ space. The record of what was there before (`undo`) has the same shape: taking b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from mcdaemon.errors import Broken, from_os_error
@@ -55,7 +56,14 @@ class Payload:
 
     def expected(self) -> Mapping[str, Expected]:
         """What a root that holds this payload looks like."""
-        return {path: Expected(node) for path, node in self.entries}
+        directories = self.implied_directories()
+        return {path: Expected(node) for path, node in self.entries if path not in directories}
+
+    def implied_directories(self) -> frozenset[str]:
+        """Paths that were a file in the old config and are a directory in the new one: the file has to go, and then
+        something else of the payload is below (field case FILE-13)."""
+        above = {parent for path, node in self.entries if node.kind is not Kind.ABSENT for parent in _parents(path)}
+        return frozenset(path for path, node in self.entries if node.kind is Kind.ABSENT and path in above)
 
 
 # -- what a config asks for -----------------------------------------------------------------------------------------
@@ -160,8 +168,19 @@ def build(identity: str, new: MachineConfig, old: Optional[MachineConfig], targe
     items = {**agent_items(running), **wanted(new, target, running, going)}
     for path in wanted(old, running, running) if old else {}:
         if path not in items:
-            items[path] = image_default(target, path)
+            items[path] = Entry.absent() if _in_the_way(path, items) else image_default(target, path)
     return _payload(identity, new.identity, items, _passwords(new, old)), items
+
+
+def _parents(path: str) -> list[str]:
+    return [os.fspath(parent) for parent in PurePosixPath(path).parents]
+
+
+def _in_the_way(path: str, items: Mapping[str, Entry]) -> bool:
+    """Whether something of the config stands below the path, or a file or link of it above: no default fits there."""
+    present = {other: entry.node.kind for other, entry in items.items() if entry.node.kind is not Kind.ABSENT}
+    return (any(other.startswith(path + "/") for other in present)
+            or any(present.get(parent) in (Kind.FILE, Kind.LINK) for parent in _parents(path)))
 
 
 def _passwords(new: MachineConfig, old: Optional[MachineConfig]) -> tuple[tuple[str, str], ...]:
@@ -230,9 +249,10 @@ class Shelf:
             return None
         except OSError as error:
             raise from_os_error(error, "read", path) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise Broken(f"cannot use the payload {path}: {error!r}", "it is made anew when the update starts over") \
-                from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            # Not its text: that can hold what was read.
+            raise Broken(f"cannot use the payload {path}: it is torn or not ours ({type(error).__name__})",
+                         "it is made anew when the update starts over") from error
 
     def content(self, identity: str, node: Node) -> bytes:
         path = self.folder / identity / "content" / node.sha256
@@ -245,7 +265,9 @@ class Shelf:
         return data
 
     def drop(self, identity: str) -> None:
-        """Remove a payload and the secrets in it."""
+        """Remove a payload and the secrets in it; the list first, half a payload must not look like a whole one."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.folder / identity / "payload.json")
         shutil.rmtree(self.folder / identity, ignore_errors=True)
 
     def identities(self) -> tuple[str, ...]:
@@ -256,16 +278,21 @@ class Shelf:
 
 
 def _encode(payload: Payload) -> bytes:
-    return json.dumps({
+    text = json.dumps({
         "id": payload.id,
         "config": payload.config,
         "entries": [[path, {**asdict(node), "kind": node.kind.value}] for path, node in payload.entries],
         "passwords": [list(pair) for pair in payload.passwords],
     }, indent=1).encode()
+    # A changed bit in a mode or a path would be committed, and then validated against itself.
+    return hashlib.sha256(text).hexdigest().encode() + b"\n" + text
 
 
 def _decode(content: bytes) -> Payload:
-    data = json.loads(content)
+    checksum, _, text = content.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != checksum:
+        raise ValueError("the checksum does not fit")
+    data = json.loads(text)
     return Payload(
         data["id"], data["config"],
         tuple((path, Node(**{**node, "kind": Kind(node["kind"])})) for path, node in data["entries"]),

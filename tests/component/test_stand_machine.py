@@ -197,6 +197,16 @@ def test_a_daemon_that_a_command_leaves_behind_does_not_hang_the_test(node: Mach
         node.run(["sh", "-c", "echo left; setsid sleep 611 &"], timeout=0.2)
 
 
+def test_a_long_running_command_can_be_ended_like_any_other_process(node: Machine) -> None:
+    node.boot()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process = node.start(["sh", "-c", "sleep 611 & sleep 611; true"], stdout=subprocess.PIPE)
+        process.send_signal(number)
+        process.communicate(timeout=5)
+        assert process.returncode == -number
+        assert node.run(["pgrep", "-f", "sleep 611"], check=False).stdout == ""
+
+
 def test_a_command_gets_its_input(node: Machine) -> None:
     node.boot()
     assert node.run(["tr", "a", "b"], input="aha").stdout == "bhb"

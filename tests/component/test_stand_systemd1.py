@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.stand.machine import CommandFailed, Down, Machine, minimal_tree
+from tests.stand.nodeprocess import NodeProcess
 
 pytestmark = pytest.mark.stand
 
@@ -171,17 +172,18 @@ def test_a_dbus_service_is_up_when_its_name_is_owned(up: Machine) -> None:
     assert owner.startswith('s ":')
 
 
-LATE = """#!/usr/bin/python3
+LATE = '''#!/usr/bin/python3
 from gi.repository import GLib
 from pydbus import SystemBus
 class Late:
-    "<node><interface name='org.example.Late'><method name='Hello'><arg type='s' direction='out'/></method></interface></node>"
+    """<node><interface name='org.example.Late'>
+    <method name='Hello'><arg type='s' direction='out'/></method></interface></node>"""
     def Hello(self):
         return "here"
 bus = SystemBus()
 bus.publish("org.example.Late", Late())
 GLib.MainLoop().run()
-"""
+'''
 
 
 def test_a_call_to_a_bus_name_starts_its_unit(node: Machine) -> None:
@@ -511,7 +513,7 @@ def test_a_stop_of_the_finalize_unit_with_nothing_staged_changes_nothing(up: Mac
 # -- logind -----------------------------------------------------------------------------------------------------------
 
 
-def inhibit(node: Machine, mode: str) -> subprocess.Popen[str]:
+def inhibit(node: Machine, mode: str) -> NodeProcess:
     """Take a shutdown lock that is held until the process is stopped."""
     holder = node.start(
         ["systemd-inhibit", "--what=shutdown", f"--mode={mode}", "--who=test", "--why=because",

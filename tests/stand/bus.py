@@ -50,7 +50,8 @@ def start(folder: Path, services: Mapping[str, str], log: int, timeout: float = 
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--nopidfile", "--systemd-activation", f"--print-address={writer}"],
+            ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--nopidfile", "--systemd-activation",
+             f"--print-address={writer}"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,),
         )  # fmt: skip
     finally:

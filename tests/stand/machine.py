@@ -31,6 +31,7 @@ from typing import IO, Any, Optional, Union
 
 from tests.stand.init import BootPlan, shell_environment
 from tests.stand.inroot import open_in_root
+from tests.stand.nodeprocess import NodeProcess
 from tests.stand.sysroot import BRANCH, BootEntry, Deployment, NoSuchDeployment, Sysroot
 from tests.stand.tree import minimal_tree
 
@@ -44,7 +45,6 @@ NODE_LIBRARY = "/run/stand/lib"
 PROGRAMS = ("/usr/bin/python3", "ostree", "unshare", "nsenter", "dbus-daemon", "busctl")
 BOOTS_IN_A_ROW = 5
 _LOG_TAIL = 4000
-_KILL_TIMEOUT = 2.0
 
 
 class Down(enum.Enum):
@@ -282,11 +282,11 @@ class Machine:
         try:
             out, err = process.communicate(input, timeout)
         except subprocess.TimeoutExpired:
-            out, err = _kill_group(process)
+            out, err = process.kill_and_collect()
             result = subprocess.CompletedProcess(list(argv), -signal.SIGKILL, out, err)
             raise CommandFailed(result, f"command did not end within {timeout:g} s") from None
         except BaseException:
-            _kill_group(process)
+            process.kill_and_collect()
             raise
         result = subprocess.CompletedProcess(list(argv), process.returncode, out, err)
         if check and process.returncode != 0:
@@ -301,22 +301,22 @@ class Machine:
         stdin: Union[int, IO[str]] = subprocess.DEVNULL,
         stdout: Union[int, IO[str], None] = subprocess.DEVNULL,
         stderr: Union[int, IO[str], None] = subprocess.DEVNULL,
-    ) -> subprocess.Popen[str]:
-        """Start a command in the node and return its Popen, in a process group of its own.
+    ) -> NodeProcess:
+        """Start a command in the node and return its Popen; `kill()` and `terminate()` reach it and its children.
 
-        Its pid is that of nsenter, which stands for the command: kill the group (`stop_process`), not the pid.
+        Its `pid` is that of nsenter, which waits outside for the command: never signal that number directly.
         """
         plan = self._booted_plan()
         place = f"/proc/{self._init}/root{cwd}"
         argv = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
         environment = {**shell_environment(plan), **(env or {})}
-        return subprocess.Popen(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
-                                errors="replace", start_new_session=True)  # fmt: skip
+        return NodeProcess(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
+                           errors="replace", start_new_session=True)  # fmt: skip
 
-    def stop_process(self, process: subprocess.Popen[str], number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
+    def stop_process(self, process: NodeProcess, number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
         """Signal a command from `start` together with its children and wait for its end."""
         if process.poll() is None:
-            _signal_group(process, number)
+            process.send_signal(number)
         return process.wait(timeout)
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -485,22 +485,3 @@ class _Reports:
     def close(self) -> None:
         """Close the pipe; the node's first process notices and ends."""
         os.close(self._descriptor)
-
-
-def _signal_group(process: subprocess.Popen[str], number: int) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass  # All of it has ended meanwhile.
-
-
-def _kill_group(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Kill a command with its children; the answer is what it has printed."""
-    _signal_group(process, signal.SIGKILL)
-    try:
-        return process.communicate(timeout=_KILL_TIMEOUT)
-    except subprocess.TimeoutExpired as error:
-        # Something that left the group still holds the pipes; it lives until the node goes down.
-        process.kill()
-        parts = [part.decode(errors="replace") if part else "" for part in (error.stdout, error.stderr)]
-        return parts[0], parts[1]

@@ -1,0 +1,392 @@
+"""Things go wrong in the middle of an update: rpm-ostreed, other clients, ostree, the agent itself, the power."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+
+import pytest
+
+from tests.field.conftest import MakeNode, Push
+from tests.field.evidence import (
+    STEPS,
+    Agent,
+    deployment_etc,
+    faults,
+    fifo,
+    fingerprint,
+    journal,
+    no_leftovers,
+    open_gate,
+    rests_on,
+    settle,
+    shut_gate,
+    through_gate,
+    transactions,
+    validated,
+)
+from tests.stand.configs import machine_config
+from tests.stand.images import Directory, File
+from tests.stand.incidents import naive, usbguard
+from tests.stand.machine import MachineError
+from tests.stand.node import SOURCE, Node, next_image
+
+pytestmark = pytest.mark.stand
+
+OLD = machine_config("50-old", files={"/etc/app.conf": "old\n", "/usr/local/bin/tool": ("old\n", 0o755)})
+NEW = machine_config("50-new", files={"/etc/app.conf": "new\n", "/usr/local/bin/tool": ("new\n", 0o755),
+                                      "/etc/only-new": "new\n", "/usr/local/bin/only-new": "new\n"})  # fmt: skip
+NEWEST = machine_config("50-newest", files={"/etc/app.conf": "newest\n", "/usr/local/bin/tool": ("newest\n", 0o755)})
+
+
+def is_old(node: Node) -> None:
+    assert node.machine.read("/etc/app.conf") == "old\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
+    assert not node.machine.exists("/etc/only-new") and not node.machine.exists("/usr/local/bin/only-new")
+
+
+def is_new(node: Node) -> None:
+    assert node.machine.read("/etc/app.conf") == "new\n" and node.machine.read("/usr/local/bin/tool") == "new\n"
+    assert node.machine.exists("/etc/only-new") and node.machine.exists("/usr/local/bin/only-new")
+
+
+# -- rpm-ostreed ------------------------------------------------------------------------------------------------------
+
+IMAGE_STEPS = ("after-start", "after-manifest", "before-layer-1", "after-layer-1", "after-pull", "before-stage",
+               "after-stage-before-finished")  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["before-stage", "after-stage-before-finished"])
+def test_rpm_ostreed_dies_while_it_stages_kernel_arguments_and_the_next_round_succeeds(node: Node, step: str) -> None:
+    faults(node, crash=step, once=True)
+    node.desire(first=machine_config("50-app", files={"/etc/app.conf": "x"}, kernel_arguments=["nosmt"]))
+    said = node.once(expect=3)
+    assert "rpm-ostreed went away" in said and node.status()["state"] == "Working"
+    through_gate(node)
+    assert node.boots == 1
+    rests_on(node, "50-app")
+
+
+@pytest.mark.parametrize("step", IMAGE_STEPS)
+def test_rpm_ostreed_dies_while_it_pulls_an_image_and_the_next_round_succeeds(
+    make_node: MakeNode, push: Push, step: str
+) -> None:
+    target = push(next_image("417.94.30", {"usr/share/stand/x": File(b"x" * 1000)}), "os:v30")
+    node = make_node()
+    before = fingerprint(node)
+    faults(node, crash=step, once=True)
+    node.desire(first=machine_config("50-app", os_image=target, kernel_arguments=["nosmt"]))
+    said = node.once(expect=3)
+    assert "rpm-ostreed went away" in said and node.status()["state"] == "Working"
+    assert fingerprint(node)[0] == before[0] and not node.machine.exists("/run/undrained")
+    through_gate(node)
+    assert node.boots == 1 and "417.94.30" in node.machine.read("/etc/os-release")
+    rests_on(node, "50-app")
+
+
+def test_a_foreign_transaction_is_waited_for(node: Node) -> None:
+    """TXN-21, rpm-ostree.md 7 row 1: another client is at work; nothing of it is disturbed, then the update goes on."""
+    pipe = fifo(node)
+    faults(node, hold={"at": "after-start", "fifo": pipe}, once=True)
+    foreign = node.machine.start(
+        ["/usr/bin/python3", "-m", "tests.stand.naive", "{}", json.dumps({"no-pull-base": True})],
+        env={"PYTHONPATH": SOURCE})
+    writer = node.machine.start(["sh", "-c", f"exec 9>{pipe}; echo reached; read line"],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "reached\n"
+    node.desire(first=machine_config("50-app", kernel_arguments=["nosmt"]))
+    said = node.once(expect=3)
+    assert "Transaction in progress" in said and node.status()["state"] == "Working"
+    assert "another program" in said
+    writer.communicate("\n", timeout=10)
+    foreign.wait(20)
+    through_gate(node)
+    rests_on(node, "50-app")
+
+
+def test_a_lock_that_somebody_else_holds_is_waited_for(node: Node) -> None:
+    """rpm-ostree.md 7 row 2: `ostree admin` or bootc has the sysroot."""
+    faults(node, busy=True, once=True)
+    node.desire(first=machine_config("50-app", kernel_arguments=["nosmt"]))
+    said = node.once(expect=3)
+    assert "System transaction in progress" in said and node.status()["state"] == "Working"
+    through_gate(node)
+    rests_on(node, "50-app")
+
+
+def test_a_permanent_failure_is_dropped_once_and_remembered_until_somebody_says_retry(node: Node) -> None:
+    settle(node, first=OLD)
+    text = "Packages not found: nonsuch"
+    faults(node, fail={"at": "after-start", "text": text}, methods=["KernelArgs"])
+    node.desire(first=NEW)
+    said = node.once(expect=3)
+    assert said.count(text) >= 1
+    tried = transactions(node).count("KernelArgs")
+    status = node.status()
+    assert text in status["failed"] and status["state"] == "Degraded" and status["step"] == "hold"
+    node.once(expect=3)
+    assert transactions(node).count("KernelArgs") == tried == 1, "not tried again by itself (TXN-40)"
+    is_old(node)
+    no_leftovers(node)
+    faults(node)
+    node.once(expect=3)
+    assert text in node.mcdaemon("retry").stdout
+    through_gate(node)
+    is_new(node)
+    rests_on(node, "50-new")
+    assert node.status()["failed"] == ""
+
+
+def test_after_a_failed_target_another_config_goes_on_by_itself(node: Node) -> None:
+    settle(node, first=OLD)
+    faults(node, fail={"at": "after-start", "text": "Packages not found: nonsuch"}, once=True)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    settle(node, first=NEWEST)
+    rests_on(node, "50-newest")
+
+
+def test_a_failed_target_is_forgotten_when_the_old_config_is_desired_again(node: Node) -> None:
+    settle(node, first=OLD)
+    faults(node, fail={"at": "after-start", "text": "Packages not found: nonsuch"}, once=True)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    node.desire(first=OLD)
+    node.once()
+    assert node.status()["state"] == "Done"
+    is_old(node)
+
+
+@pytest.mark.parametrize("text", ["Bus owner changed", "cannot fetch: i/o timeout", "No space left on device"])
+def test_a_passing_failure_is_held_and_tried_again(node: Node, text: str) -> None:
+    faults(node, fail={"at": "after-start", "text": text}, once=True)
+    node.desire(first=machine_config("50-app", files={"/etc/app.conf": "x"}))
+    assert text in node.once(expect=3)
+    assert node.status()["state"] == "Working"
+    through_gate(node)
+    rests_on(node, "50-app")
+
+
+# -- other hands on the stage -----------------------------------------------------------------------------------------
+
+
+def test_what_somebody_else_staged_is_cleaned_up_before_ours(node: Node) -> None:
+    """TXN-01, TXN-36: their package would come along."""
+    rpm = usbguard(node.machine.folder)
+    node.machine.write(f"/var/rpms/{rpm.name}", rpm.read_bytes())
+    node.machine.write("/etc/yum.repos.d/hand.repo", "[hand]\nname=hand\nbaseurl=file:///var/rpms/\nenabled=1\n")
+    done, text = naive(node, {"install-packages": ["usbguard"]}, {})
+    assert done, text
+    foreign = [d.name for d in node.machine.deployments() if d.staged]
+    settle(node, first=machine_config("50-app", files={"/etc/app.conf": "x"}))
+    assert node.boots == 1 and node.machine.booted().name not in foreign
+    assert node.machine.run(["sh", "-c", "command -v usbguard"], check=False).returncode != 0
+    rests_on(node, "50-app")
+
+
+@pytest.mark.parametrize("how", ["ostree", "rpm-ostree"])
+def test_somebody_cleans_up_our_staged_deployment_while_we_wait_for_the_drain(node: Node, how: str) -> None:
+    settle(node, first=OLD)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    if how == "ostree":
+        node.machine.run(["ostree", "admin", "undeploy", "0"])
+    else:
+        cleanup_pending(node)
+    assert not any(d.staged for d in node.machine.deployments())
+    boots = node.boots
+    through_gate(node)
+    assert node.boots == boots + 1
+    is_new(node)
+    rests_on(node, "50-new")
+
+
+def cleanup_pending(node: Node) -> None:
+    """What `rpm-ostree cleanup -p` does."""
+    script = (
+        "from mcdaemon.host.bus import Bus, Systemd\n"
+        "from mcdaemon.host.rpmostree import RpmOstree\n"
+        "bus = Bus()\n"
+        "RpmOstree(bus, Systemd(bus)).cleanup('pending-deploy')\n"
+    )
+    node.machine.run(["/usr/bin/python3", "-c", script], env={"PYTHONPATH": "/usr/local/lib/mcdaemon/mcdaemon.pyz"})
+
+
+def test_somebody_stages_over_ours_while_we_wait_for_the_drain(node: Node) -> None:
+    """TXN-43: a kernel argument by hand on top of ours; what boots has to be what was asked for."""
+    settle(node, first=OLD)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    node.machine.run(["ostree", "admin", "deploy", "--stage", "--karg-append=by-hand",
+                      node.machine.booted().checksum])
+    through_gate(node)
+    assert "by-hand" not in node.machine.read("/proc/cmdline")
+    is_new(node)
+    rests_on(node, "50-new")
+
+
+# -- finalization -----------------------------------------------------------------------------------------------------
+
+
+def test_a_merge_that_would_fail_is_said_before_the_drain_and_nothing_is_drained(
+    make_node: MakeNode, push: Push
+) -> None:
+    """rpm-ostree.md 5.3: a local file where the new image has a directory."""
+    target = push(next_image("417.94.31", {"usr/etc/thing": Directory(), "usr/etc/thing/inner": File(b"x")}), "os:v31")
+    node = make_node()
+    settle(node, first=OLD)
+    node.machine.write("/etc/thing", "a file of the administrator\n")
+    open_gate(node)
+    node.machine.run(["rm", "-f", "/run/undrained"])
+    boots = node.boots
+    node.desire(first=machine_config("50-new", files={"/etc/app.conf": "new\n"}, os_image=target))
+    said = node.once(expect=3)
+    assert "/etc/thing" in said or "thing" in said
+    assert "drain:" not in said and not node.machine.exists("/run/undrained") and node.boots == boots
+    assert "thing" in node.status()["failed"]
+    is_old(node)
+    no_leftovers(node)
+    node.machine.run(["rm", "/etc/thing"])
+    node.mcdaemon("retry")
+    through_gate(node)
+    assert node.machine.read("/etc/thing/inner") == "x"
+    rests_on(node, "50-new")
+
+
+def test_a_finalization_that_really_fails_puts_the_node_back_to_work(node: Node) -> None:
+    """TXN-31, STATE-21: seen while the node is up, once, with no reboot for nothing."""
+    settle(node, first=OLD)
+    boots, before = node.boots, fingerprint(node)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    open_gate(node)
+    # Between the prediction and the merge somebody makes a FIFO in a directory of /etc that old libostree cannot copy.
+    node.machine.run(["sh", "-c", "mkdir /etc/odd && mkfifo /etc/odd/pipe"])
+    said = node.once(expect=3)
+    assert "cannot finalize" in said, said
+    status = node.status()
+    assert node.boots == boots and status["state"] == "Degraded" and "finalize" in status["failed"]
+    assert node.machine.exists("/run/undrained"), "taken back to work"
+    is_old(node)
+    node.machine.run(["rm", "-r", "/etc/odd"])
+    assert fingerprint(node) == before
+    no_leftovers(node)
+    node.mcdaemon("retry")
+    through_gate(node)
+    is_new(node)
+    rests_on(node, "50-new")
+
+
+# -- the agent is killed, the power is cut ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_agent_that_is_killed_at_a_step_goes_on_afterwards(node: Node, step: str) -> None:
+    settle(node, first=OLD)
+    old = node.machine.booted().name
+    before = deployment_etc(node, old)
+    node.desire(first=NEW)
+    open_gate(node)
+    agent = Agent.start(node)
+    agent.wait_for(f"{step}: ")
+    agent.kill()
+    boots = node.boots
+    if step == "reboot":
+        # It may have been asked for before the kill.
+        with contextlib.suppress(MachineError):
+            node.follow_reboot(timeout=2)
+    through_gate(node)
+    assert node.boots - boots == 1
+    is_new(node)
+    assert deployment_etc(node, old) == before
+    rests_on(node, "50-new")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_power_cut_at_a_step_ends_in_exactly_the_old_or_exactly_the_new(node: Node, step: str) -> None:
+    settle(node, first=OLD)
+    node.desire(first=NEW)
+    open_gate(node)
+    agent = Agent.start(node)
+    agent.wait_for(f"{step}: ")
+    node.machine.power_cut()
+    agent.wait()
+    node.machine.boot()
+    carried = json.loads(node.machine.read("/etc/machine-config-daemon/currentconfig"))["metadata"]["name"]
+    validated(node)
+    (is_new if carried == "50-new" else is_old)(node)
+    through_gate(node)
+    is_new(node)
+    rests_on(node, "50-new")
+
+
+# -- a change of mind -------------------------------------------------------------------------------------------------
+
+
+def test_the_desired_config_goes_back_while_the_node_waits_for_its_drain(node: Node) -> None:
+    """STATE-29, REBOOT-17."""
+    settle(node, first=OLD)
+    boots, before = node.boots, fingerprint(node)
+    node.desire(first=NEW)
+    node.once(expect=3)
+    node.desire(first=OLD)
+    node.once()
+    assert node.boots == boots and fingerprint(node) == before
+    rests_on(node, "50-old")
+
+
+def test_a_newer_config_replaces_the_one_that_waits_for_its_drain(node: Node) -> None:
+    settle(node, first=OLD)
+    boots = node.boots
+    node.desire(first=NEW)
+    node.once(expect=3)
+    node.desire(first=NEWEST)
+    through_gate(node)
+    assert node.boots == boots + 1, "the one in between costs no reboot"
+    assert node.machine.read("/usr/local/bin/tool") == "newest\n" and not node.machine.exists("/etc/only-new")
+    rests_on(node, "50-newest")
+
+
+@pytest.mark.parametrize("step", ["finalize", "commit-files", "verify-root", "reboot"])
+def test_a_change_of_mind_after_the_drain_leaves_no_trace(node: Node, step: str) -> None:
+    """P7: the agent stops at the step (killed), the old config is desired again: no reboot, everything back."""
+    settle(node, first=OLD)
+    boots, before = node.boots, fingerprint(node)
+    blocker = node.machine.start(["systemd-inhibit", "--what=shutdown", "--mode=block", "--who=admin", "--why=a test",
+                                  "sleep", "600"])
+    try:
+        node.desire(first=NEW)
+        open_gate(node)
+        agent = Agent.start(node)
+        agent.wait_for(f"{step}: ")
+        agent.kill()
+        node.desire(first=OLD)
+        node.once()
+        assert node.boots == boots
+        assert journal(node)["update"] is None
+        is_old(node)
+        assert fingerprint(node) == before
+        assert node.machine.exists("/run/undrained")
+        rests_on(node, "50-old")
+    finally:
+        node.machine.stop_process(blocker)
+    shut_gate(node)
+
+
+def test_a_blocked_reboot_is_said_and_goes_on_when_the_block_is_gone(node: Node) -> None:
+    """REBOOT-12, rpm-ostree.md 7 row 47."""
+    blocker = node.machine.start(["systemd-inhibit", "--what=shutdown", "--mode=block", "--who=backup",
+                                  "--why=a backup runs", "sleep", "600"])
+    try:
+        open_gate(node)
+        node.desire(first=OLD)
+        said = node.once(expect=3)
+        assert "backup" in said and "a backup runs" in said
+        status = node.status()
+        assert status["state"] == "Working" and node.boots == 0
+    finally:
+        node.machine.stop_process(blocker)
+    through_gate(node)
+    assert node.boots == 1
+    rests_on(node, "50-old")
