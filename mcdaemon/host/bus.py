@@ -153,7 +153,7 @@ class Systemd:
         timer.set_callback(lambda *_: expired())
         timer.attach(context)
         pulse = GLib.timeout_source_new_seconds(5)
-        pulse.set_callback(lambda *_: process.beat() is None)
+        pulse.set_callback(lambda *_: process.alive())
         pulse.attach(context)
         try:
             self._subscribe(connection, doing)

@@ -31,14 +31,10 @@ def on_wait(sign_of_life: Callable[[], object]) -> None:
     _sign_of_life = sign_of_life
 
 
-def alive() -> None:
-    """Say so, in a wait of another kind."""
+def alive() -> bool:
+    """Say so, in a wait of another kind. True, so that it can be a GLib source, which then goes on."""
     _sign_of_life()
-
-
-def beat() -> None:
-    """A sign of life, for everything that waits for long without running a program."""
-    _sign_of_life()
+    return True
 
 
 def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:

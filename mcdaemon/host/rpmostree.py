@@ -371,7 +371,7 @@ class _Peer:
         """Iterate until Finished or the end of the connection. A silent transaction is cancelled once; whether that
         helped, and what it left, the deployments say (2.8: Cancel is asynchronous, and may be ignored)."""
         tick = GLib.timeout_source_new_seconds(5)  # wakes the wait, so that silence can be measured
-        tick.set_callback(lambda *_: process.beat() is None)
+        tick.set_callback(lambda *_: process.alive())
         tick.attach(context)
         try:
             while self._outcome is None:

@@ -200,7 +200,8 @@ def test_a_daemon_that_a_command_leaves_behind_does_not_hang_the_test(node: Mach
 def test_a_long_running_command_can_be_ended_like_any_other_process(node: Machine) -> None:
     node.boot()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        process = node.start(["sh", "-c", "sleep 611 & sleep 611; true"], stdout=subprocess.PIPE)
+        process = node.start(["sh", "-c", "sleep 611 & echo begun; wait"], stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
         process.send_signal(number)
         process.communicate(timeout=5)
         assert process.returncode == -number

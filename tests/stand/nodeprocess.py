@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -20,11 +21,12 @@ class NodeProcess(subprocess.Popen[str]):
         """Signal the command and the children that did not leave its group."""
         if self.poll() is not None:
             return
-        for pid in _group(self.pid) or {self.pid}:
-            try:
-                os.kill(pid, sig)
-            except ProcessLookupError:
-                pass  # It has ended meanwhile.
+        members = _group(self.pid)
+        _send(members or {self.pid}, sig)
+        # A process may have forked between the look and the signal; a killed one does so no more.
+        while sig == signal.SIGKILL and members:
+            members = _group(self.pid) - members
+            _send(members, sig)
 
     def kill_and_collect(self) -> tuple[str, str]:
         """Kill it; the answer is what it has printed to stdout and stderr."""
@@ -37,6 +39,14 @@ class NodeProcess(subprocess.Popen[str]):
             return parts[0], parts[1]
 
 
+def _send(pids: set[int], sig: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, sig)
+        except ProcessLookupError:
+            pass  # It has ended meanwhile.
+
+
 def _group(leader: int) -> set[int]:
     """All but the leader of a process group, and the leader's own children (proc(5), stat fields 4 and 5)."""
     found = set()
@@ -47,6 +57,6 @@ def _group(leader: int) -> set[int]:
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # It ended meanwhile.
-        if leader in (int(fields[1]), int(fields[2])):
+        if fields[0] != "Z" and leader in (int(fields[1]), int(fields[2])):
             found.add(int(name))
     return found

@@ -27,8 +27,8 @@ def install(machine: Machine, image: Image, reference: str, scratch: Path) -> st
 
 
 def make(folder: Path, profile: str = rpmostreed.DEFAULT_PROFILE) -> Machine:
-    """A machine that has the stand-in's unit."""
-    return Machine(folder, units={UNIT: rpmostreed.unit_text(NODE_LIBRARY, profile)})
+    """A machine that has the stand-in's units."""
+    return Machine(folder, units=rpmostreed.units(NODE_LIBRARY, profile))
 
 
 def client(machine: Machine) -> RpmOstree:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.component.conformance import samples
-from tests.component.conformance.client import OS, variants
+from tests.component.conformance.client import variants
 from tests.component.conformance.conftest import Node
 from tests.stand.images import KERNEL, layer_on
-from tests.stand.introspection import Gio, GLib
+from tests.stand.introspection import GLib
+from tests.stand.machine import NODE_LIBRARY
 
 pytestmark = pytest.mark.stand
 
@@ -226,23 +225,29 @@ def test_a_download_leaves_the_deployments_alone(node: Node) -> None:
     assert len(node.client.get("Deployments")) == 1
 
 
+HAND_OVER = """
+import os, sys
+from tests.component.conformance.client import NAME, OS, RpmOstree, variants
+from tests.component.conformance.node import BUS_ADDRESS
+from tests.stand.introspection import Gio, GLib
+client = RpmOstree(BUS_ADDRESS)
+passed = Gio.UnixFDList()
+passed.append(os.open(sys.argv[1], os.O_RDONLY))
+modifiers = {"install-local-packages": GLib.Variant("ah", [0])}
+arguments = GLib.Variant("(a{sv}a{sv})", (modifiers, variants({"no-pull-base": True})))
+reply, _ = client.bus.call_with_unix_fd_list_sync(NAME, client.os_path, OS, "UpdateDeployment", arguments, None,
+                                                  Gio.DBusCallFlags.NONE, 30000, passed, None)
+peer = client.connect(reply.unpack()[0])
+peer.start()
+print(*peer.wait())
+"""
+
+
 def test_a_local_package_is_handed_over_as_a_descriptor(node: Node) -> None:
     node.offer(samples.LIBUSB)
-    package = next((node.folder / "repository").glob("libusb*.rpm"))
-    passed = Gio.UnixFDList()
-    descriptor = os.open(package, os.O_RDONLY)
-    passed.append(descriptor)
-    os.close(descriptor)
-    modifiers = {"install-local-packages": GLib.Variant("ah", [0])}
-    arguments = GLib.Variant("(a{sv}a{sv})", (modifiers, variants(NO_PULL)))
-    reply, _ = node.client.bus.call_with_unix_fd_list_sync(
-        "org.projectatomic.rpmostree1", node.client.os_path, OS, "UpdateDeployment", arguments, None,
-        Gio.DBusCallFlags.NONE, 30000, passed, None,
-    )  # fmt: skip
-    peer = node.client.connect(reply.unpack()[0])
-    peer.start()
-    assert peer.wait() == (True, "")
-    peer.close()
+    node.machine.run(["mv", "/var/lib/repo/libusb-1.0-1.noarch.rpm", "/run/libusb.rpm"])
+    script = ["/usr/bin/python3", "-c", HAND_OVER, "/run/libusb.rpm"]
+    assert node.machine.run(script, env={"PYTHONPATH": NODE_LIBRARY}).stdout.strip() == "True"
     staged = node.client.os_get("DefaultDeployment")
     assert staged["requested-local-packages"] == ["libusb-1.0-1.noarch"]
     assert node.machine.read(f"{node.staged_root()}/usr/lib64/libusb.so") == "so\n"

@@ -38,6 +38,16 @@ def unit_text(source: str, profile: str = DEFAULT_PROFILE) -> str:
     return _UNIT.format(source=source, profile=profile)
 
 
+def units(source: str, profile: str = DEFAULT_PROFILE) -> dict[str, str]:
+    """Unit files by name for a node with this profile: the daemon's, and what the profile changes elsewhere."""
+    found = {"rpm-ostreed.service": unit_text(source, profile)}
+    if "B" in profile:
+        found["ostree-finalize-staged.service.d/50-lock-key.conf"] = (
+            f"[Service]\nEnvironment=PYTHONPATH={source}\nExecStop=\nExecStop={finalize_command(profile)}\n"
+        )
+    return found
+
+
 def finalize_command(profile: str = DEFAULT_PROFILE) -> str:
     """The ExecStop of ``ostree-finalize-staged.service``.
 

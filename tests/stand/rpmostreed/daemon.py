@@ -440,3 +440,6 @@ def _answering(invocation: Any, prefix: str = "") -> Iterator[None]:
         invocation.return_dbus_error(errors.FAILED, prefix + str(error))
     except GLib.Error as error:
         invocation.return_dbus_error(errors.FAILED, prefix + error.message)
+    except BaseException as error:  # a bug of the stand-in: the client must not wait for an answer
+        invocation.return_dbus_error(errors.FAILED, f"stand: internal error: {error!r}")
+        raise

@@ -119,7 +119,9 @@ def read(method: str) -> Faults:
     return Faults(settings, file)
 
 
-def _check(settings: dict[str, Any]) -> None:
+def _check(settings: Any) -> None:
+    if not isinstance(settings, dict):
+        raise ValueError("not an object")
     for key, value in settings.items():
         if not isinstance(value, _KEYS[key]):
             raise ValueError(f"{key} is not a {_KEYS[key].__name__}")

@@ -47,9 +47,9 @@ class Work:
 
     def reach(self, step: str) -> None:
         """A step where a fault may strike and a cancellation is noticed."""
+        self.faults.reach(step, self.cancellable)
         if self.cancellable.is_cancelled():
             raise Cancelled
-        self.faults.reach(step, self.cancellable)
 
     def merge_deployment(self) -> Any:
         """Where origin and kernel arguments come from. Raises OperationFailed."""
