@@ -43,6 +43,7 @@ def machine_config(
     extensions: Sequence[str] = (),
     extensions_image: str = "",
     ssh_keys: Sequence[str] = (),
+    kernel_type: str = "",
     generated: bool = False,
 ) -> str:
     """The text of a MachineConfig file. `files`: path to text, or to (text, mode). `generated`: by the release."""
@@ -55,7 +56,7 @@ def machine_config(
         ignition["passwd"] = {"users": [{"name": "core", "sshAuthorizedKeys": list(ssh_keys)}]}
     spec: dict[str, Any] = {"config": ignition}
     for key, value in (("osImageURL", os_image), ("kernelArguments", list(kernel_arguments)),
-                       ("extensions", list(extensions)), ("baseOSExtensionsContainerImage", extensions_image)):
+                       ("extensions", list(extensions)), ("baseOSExtensionsContainerImage", extensions_image), ("kernelType", kernel_type)):
         if value:
             spec[key] = value
     metadata: dict[str, Any] = {"name": name, "labels": {"machineconfiguration.openshift.io/role": "worker"}}

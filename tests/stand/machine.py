@@ -313,7 +313,7 @@ class Machine:
         return NodeProcess(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
                            errors="replace", start_new_session=True)  # fmt: skip
 
-    def stop_process(self, process: NodeProcess, number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
+    def stop_process(self, process: subprocess.Popen[str], number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
         """Signal a command from `start` together with its children and wait for its end."""
         if process.poll() is None:
             process.send_signal(number)

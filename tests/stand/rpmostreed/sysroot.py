@@ -7,6 +7,7 @@ so before libostree opens anything keeps it from holding descriptors of the old 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 from typing import Any, Optional
@@ -26,13 +27,13 @@ def enter_mount_namespace() -> None:
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mount /")
     for place in ("/sysroot", "/boot"):
-        if os.path.ismount(place):
-            _check(libc.mount(None, place.encode(), None, _MS_REMOUNT | _MS_BIND, None), f"mount {place}")
+        remounted = libc.mount(None, place.encode(), None, _MS_REMOUNT | _MS_BIND, None)
+        _check(remounted, f"mount {place}", errno.EINVAL)  # EINVAL: it is no mount point
 
 
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
+def _check(result: int, what: str, harmless: int = 0) -> None:
+    number = ctypes.get_errno() if result != 0 else 0
+    if number not in (0, harmless):
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
