@@ -47,6 +47,10 @@ fmt: deps ## Format the sources and repair what the linter can
 demo: deps ## Take a node through updates and the four incidents, on real parts
 	$(IN_VENV) -m tests.stand.demo
 
+.PHONY: bench
+bench: deps ## Measure the budgets, beside a peer where there is one
+	$(IN_VENV) -m tests.bench
+
 .PHONY: zipapp
 zipapp: $(ARCHIVE) ## Build dist/mcdaemon.pyz: the agent in one file
 

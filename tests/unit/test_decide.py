@@ -62,7 +62,7 @@ def only(*steps: Step) -> frozenset[Step]:
     return frozenset(steps)
 
 
-# -- over all observations ----------------------------------------------------------------------------------------------
+# -- over all observations --------------------------------------------------------------------------------------------
 
 
 def test_every_observation_has_exactly_one_decision_and_a_reason() -> None:
@@ -204,7 +204,7 @@ def test_a_live_change_never_stages_finalizes_or_reboots() -> None:
             assert d.step in (Step.DRAIN, Step.APPLY_LIVE, Step.CONFIRM, Step.DISCARD, Step.HOLD)
 
 
-# -- single cases that were wrong once ------------------------------------------------------------------------------------
+# -- single cases that were wrong once --------------------------------------------------------------------------------
 
 
 def test_a_live_change_waits_when_the_desired_config_cannot_be_read_meanwhile() -> None:
@@ -218,7 +218,7 @@ def test_a_drained_live_change_that_has_to_wait_gives_the_node_back() -> None:
     assert d.step is Step.DISCARD and not d.remember and "no space" in d.why
 
 
-# -- whole updates --------------------------------------------------------------------------------------------------------
+# -- whole updates ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

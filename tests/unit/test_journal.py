@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason
-from mcdaemon.host import files
 from mcdaemon.update.journal import FailedTarget, Journal, Update, decode, encode, load, store
 
 UPDATE = Update(
@@ -74,7 +73,7 @@ def test_members_that_a_newer_version_added_to_ours_have_their_defaults() -> Non
     assert update is not None and (update.repairs, update.failure, update.armed) == (0, "", "")
 
 
-# -- torn ---------------------------------------------------------------------------------------------------------------
+# -- torn -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_journal_torn_at_any_byte_is_refused() -> None:
@@ -112,7 +111,7 @@ def test_two_journals_written_over_each_other_are_refused() -> None:
     refused(first + second)
 
 
-# -- alien --------------------------------------------------------------------------------------------------------------
+# -- alien ------------------------------------------------------------------------------------------------------------
 
 ALIENS = {
     "empty": b"", "blank": b"  \n", "null": b"null", "list": b"[]", "number": b"1", "text": b'"journal"',
@@ -176,7 +175,7 @@ def test_a_huge_file_is_not_swallowed(path: Path) -> None:
     assert path.with_name("journal.json.alien-1").stat().st_size == 1 << 36
 
 
-# -- kept aside -----------------------------------------------------------------------------------------------------------
+# -- kept aside -------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_kept_aside_is_never_overwritten(path: Path) -> None:
@@ -216,7 +215,7 @@ def test_a_directory_with_something_in_it_is_kept_aside_as_a_whole(path: Path) -
     assert (path.with_name("journal.json.alien-1") / "mine").read_text() == "x"
 
 
-# -- storing is all or nothing --------------------------------------------------------------------------------------------
+# -- storing is all or nothing ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["rename", "fsync", "write"])
@@ -284,7 +283,7 @@ def test_two_writers_never_mix(path: Path) -> None:
         os.waitpid(child, 0)
 
 
-# -- what of it still holds -----------------------------------------------------------------------------------------------
+# -- what of it still holds -------------------------------------------------------------------------------------------
 
 TARGET = UPDATE.staged
 
@@ -306,11 +305,3 @@ def test_without_a_deployment_nothing_was_done_to_it() -> None:
 def test_a_reboot_that_was_asked_for_is_told_from_one_that_came(armed: str, rebooting: bool, came_back: bool) -> None:
     progress = dataclasses.replace(UPDATE, armed=armed).progress("b1", "", "")
     assert (progress.rebooting, progress.came_back) == (rebooting, came_back)
-
-
-def test_the_files_module_is_what_writes(path: Path) -> None:
-    """One way to the disk: what interrupted writes leave has the name that is swept."""
-    assert files.write_atomic.__module__ == "mcdaemon.host.files"
-    (path.parent / ".mcdaemon-0123456789abcdef").write_text("half")
-    store(path, FULL)
-    assert load(path) == (FULL, "")
