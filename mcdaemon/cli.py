@@ -34,7 +34,7 @@ OK, FAILED, USAGE, HELD, REFUSED = 0, 1, 2, 3, 4
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     _log_to_stderr(arguments.verbose)
     try:
         return int(arguments.run(arguments))
@@ -54,14 +54,15 @@ def _exit_status(error: Failure) -> int:
     return REFUSED if isinstance(error, Irreconcilable) else FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
         prog="mcdaemon", description="Brings this node to its MachineConfig.",
         epilog="Exit status: 0 done, 1 error, 2 usage, 3 waiting for something outside, 4 config refused.")
-    parser.add_argument("--settings", default=settings_file.PATH, metavar="FILE", help="settings file (%(default)s)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
-    parser.add_argument("--version", action="version", version=f"mcdaemon {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    top.add_argument("--settings", default=settings_file.PATH, metavar="FILE", help="settings file (%(default)s)")
+    top.add_argument("-v", "--verbose", action="store_true", help="say more")
+    top.add_argument("--version", action="version", version=f"mcdaemon {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="bring the node to the desired config, and keep it there")
     run.add_argument("--once", action="store_true", help="take every step that can be taken now, then end")
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     retry.set_defaults(run=_retry)
     commands.add_parser("early", help="(for mcdaemon-early.service) complete or put back files before boot goes on"
                         ).set_defaults(run=_early)
-    return parser
+    return top
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -142,7 +143,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     _require_root()
     context = _context(arguments)
     make_places(context)
-    facts = Observer(context).observe()
+    facts = Observer(context, look_only=True).observe()
     decision = decide(facts.observation)
     plan = facts.plan
     if arguments.json:

@@ -20,7 +20,7 @@ from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan, make
-from mcdaemon.update import health, journal, stage, verify
+from mcdaemon.update import health, journal, payload, stage, verify
 from mcdaemon.update.journal import Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
 from mcdaemon.update.verify import Expected
@@ -59,8 +59,10 @@ class Facts:
 class Observer:
     """Reads the facts of one node. `hold` is why the last step could not be taken, until it is due again."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, look_only: bool = False) -> None:
+        """`look_only`: do not even wait for a transaction of ours that runs."""
         self._context = context
+        self._look_only = look_only
         self.alien = ""
 
     def observe(self, hold: Optional[Failure] = None) -> Facts:
@@ -96,10 +98,11 @@ class Observer:
 
     def _current(self, update: Optional[Update]) -> Optional[MachineConfig]:
         """The config that the booted root says it carries."""
-        content = None
         if update is not None and update.live:
-            content = self._before(update)
-        content = content or files.read_file(self._context.root, CURRENT_CONFIG)
+            before = payload.carried(update.id, self._context.undo)
+            if before is not None or self._context.undo.load(update.id) is not None:
+                return before
+        content = files.read_file(self._context.root, CURRENT_CONFIG)
         if not content:
             return None
         try:
@@ -107,14 +110,6 @@ class Observer:
         except ValueError as error:
             raise Broken(f"cannot read {CURRENT_CONFIG}: it is not JSON: {error}",
                          "remove it; the config is then applied anew") from error
-
-    def _before(self, update: Update) -> Optional[bytes]:
-        """The config before a live change that is in flight, from its undo record."""
-        record = self._context.undo.load(update.id)
-        node = record.nodes().get(CURRENT_CONFIG) if record else None
-        if node is None or node.kind is not files.Kind.FILE:
-            return None
-        return self._context.undo.content(update.id, node)
 
     def _resting(self, facts: Facts) -> Facts:
         assert facts.current is not None
@@ -124,7 +119,7 @@ class Observer:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
         context, update = self._context, facts.update
         active = context.rpmostree.active()
-        if active is not None and active.title.startswith("mcdaemon:"):
+        if active is not None and active.title.startswith("mcdaemon:") and not self._look_only:
             # Ours, from before a restart of the agent: it may be about to finish what we want (rpm-ostree.md 2.9).
             context.rpmostree.attach(active)
         deployments = context.rpmostree.deployments()
@@ -214,12 +209,12 @@ class Observer:
 
     def _health(self, update: Update) -> tuple[Health, str]:
         context = self._context
-        payload = context.payloads.load(update.id)
-        if payload is None:
+        load = context.payloads.load(update.id)
+        if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
         settings = context.settings.health
         deadline = first_seen() + settings.timeout_seconds
-        report = verify.validate(context.root, payload.expected())
+        report = verify.validate(context.root, load.expected())
         trouble = "" if report.ok else report.text()
         config = self.carried()
         running = kernelargs.split(boot.command_line(context.machine.top / "proc"))

@@ -287,7 +287,8 @@ class Performer:
         if not update.live and (facts.staged is not None or facts.pending):
             context.rpmostree.cleanup("pending-deploy")
         if update.live:
-            live.take_back(update.id, facts.plan, context.root, context.undo, context.systemd)
+            live.take_back(update.id, facts.current, context.policy, context.root, context.payloads, context.undo,
+                           context.systemd)
         else:
             commit.take_back(update.id, context.undo, context.root)
         self._back_to_work(update)

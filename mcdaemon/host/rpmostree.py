@@ -8,6 +8,7 @@ anything else; a transaction's socket is opened through Gio, which pydbus cannot
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -272,26 +273,35 @@ class RpmOstree:
                 peer.close_sync(None)
 
 
-_PASSING = ("no such host", "i/o timeout", "connection reset", "connection refused", "unexpected EOF", "broken pipe",
-            "TLS handshake timeout", "Bus owner changed", "502", "503", "504")
-_SPACE = ("No space left on device", "min-free-space")
-_IMAGE = ("does not resolve to an image ID", "manifest unknown", "name unknown", "blob unknown", "404")
-_CREDENTIALS = ("unauthorized", "authentication required", "403", "401")
+def _says(codes: str, *words: str) -> re.Pattern[str]:
+    """Texts with one of the words, or one of the HTTP statuses said as such: digits alone are part of every digest."""
+    names = "not found|forbidden|unauthorized|too many requests|bad gateway|service unavailable|gateway time-?out"
+    status = rf"(?:status|http(?:/[\d.]+)?)[^\d\n]{{0,30}}\b(?:{codes})\b|\b(?:{codes}):? \(?(?:{names})"
+    return re.compile("|".join([status, *map(re.escape, words)]), re.IGNORECASE)
+
+
+_PASSING = _says("500|502|503|504", "no such host", "timeout", "timed out", "deadline exceeded", "connection reset",
+                 "connection refused", "unexpected EOF", "broken pipe", "resolve host", "name resolution",
+                 "no route to host", "network is unreachable", "Bus owner changed", "cancelled")
+_SPACE = re.compile("No space left on device|min-free-space")
+_IMAGE = _says("404", "does not resolve to an image ID", "manifest unknown", "name unknown", "blob unknown")
+_CREDENTIALS = _says("401|403", "unauthorized", "authentication required", "access to the resource is denied")
+_PATIENCE = _says("429", "toomanyrequests")
 
 
 def finished_failure(text: str, doing: str) -> Failure:
     """What `Finished(false, text)` means for us (rpm-ostree.md 7, 7.1). The text is all there is: rpm-ostree has no
     error codes (2.7)."""
     sentence = f"cannot {doing}: {text}"
-    if any(word in text for word in _SPACE):
+    if _SPACE.search(text):
         return Held(HoldReason.SPACE, sentence, "free space on the disk")
-    if any(word in text for word in _IMAGE):
+    if _IMAGE.search(text):
         return Held(HoldReason.IMAGE, sentence, "an image that was there when it was checked is gone")
-    if any(word in text for word in _CREDENTIALS):
+    if _CREDENTIALS.search(text):
         return Held(HoldReason.CREDENTIALS, sentence, "see the pull secret")
-    if "toomanyrequests" in text or "429" in text:
+    if _PATIENCE.search(text):
         return Held(HoldReason.REGISTRY, sentence)
-    if any(word in text for word in _PASSING) or "cancelled" in text:
+    if _PASSING.search(text):
         return Transient(sentence)
     return Broken(sentence, f"see `journalctl -u {UNIT}`")
 

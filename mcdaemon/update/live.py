@@ -7,7 +7,9 @@ from typing import Optional
 from mcdaemon.errors import Broken
 from mcdaemon.host.bus import Systemd
 from mcdaemon.host.root import Root
-from mcdaemon.machineconfig.disruption import CRIO, Action, ActionKind
+from mcdaemon.machineconfig import disruption
+from mcdaemon.machineconfig.diff import diff
+from mcdaemon.machineconfig.disruption import CRIO, Action, ActionKind, Policy
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan
 from mcdaemon.update import commit, payload, verify
@@ -32,13 +34,19 @@ def apply(update: str, new: MachineConfig, old: Optional[MachineConfig], plan: P
         raise Broken(f"cannot apply {new.name} without a reboot: {report.text()}")
 
 
-def take_back(update: str, plan: Optional[Plan], root: Root, undo: Shelf, systemd: Systemd) -> None:
-    """Put everything back and let the services see it. Idempotent."""
+def take_back(update: str, old: Optional[MachineConfig], policy: Policy, root: Root, payloads: Shelf, undo: Shelf,
+              systemd: Systemd) -> None:
+    """Put everything back and let the services see it. Idempotent.
+
+    What has to be acted upon follows from the two configs of this update, not from what is desired meanwhile.
+    """
     if undo.load(update) is None:
         return  # nothing was written yet, or all of it is back already
     commit.take_back(update, undo, root, drop=False)
-    if plan is not None:
-        act(plan.actions, bool(plan.difference.units), systemd)
+    new = payload.carried(update, payloads)
+    if new is not None:
+        difference = diff(old, new)
+        act(disruption.actions(difference, old, new, policy), bool(difference.units), systemd)
     undo.drop(update)
 
 

@@ -21,6 +21,7 @@ from mcdaemon.errors import Broken, from_os_error
 from mcdaemon.host import files, units, users
 from mcdaemon.host.files import Entry, Kind, Node
 from mcdaemon.host.root import Root
+from mcdaemon.machineconfig import model
 from mcdaemon.machineconfig.model import MachineConfig, Owner
 from mcdaemon.update.verify import Expected
 
@@ -214,6 +215,15 @@ def capture(identity: str, payload: Payload, root: Root, paths: Iterable[str]) -
 def _payload(identity: str, config: str, items: Mapping[str, Entry], passwords: tuple[tuple[str, str], ...]) -> Payload:
     # Directories before what is in them, files before the links that name them: the sorted path does both.
     return Payload(identity, config, tuple((path, items[path].node) for path in sorted(items)), passwords)
+
+
+def carried(identity: str, shelf: Shelf) -> Optional[MachineConfig]:
+    """The config that a payload (or an undo record) puts in place, None when it has none."""
+    load = shelf.load(identity)
+    node = load.nodes().get(CURRENT_CONFIG) if load is not None else None
+    if node is None or node.kind is not Kind.FILE:
+        return None
+    return model.parse(json.loads(shelf.content(identity, node)), CURRENT_CONFIG)
 
 
 # -- on disk --------------------------------------------------------------------------------------------------------

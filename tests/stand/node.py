@@ -83,7 +83,7 @@ class Node:
         self.machine.deploy_commit(commit, kargs, f"[origin]\ncontainer-image-reference={prefix}{image}\n")
 
     def _install_agent(self, settings: str) -> None:
-        root = Path(f"/proc/{self.machine._init}/root")
+        root = self.machine.root
         self.machine.write("/etc/mcdaemon/mcdaemon.yaml", settings)
         subprocess.run(["make", "--silent", "install", f"DESTDIR={root}"], cwd=PROJECT, check=True, capture_output=True,
                        text=True, timeout=INSTALL_TIMEOUT, stdin=subprocess.DEVNULL)

@@ -15,9 +15,9 @@ from mcdaemon.report.status import Status, load, store
 REST = Status("Done", "rest", "current and validated", 1000.0)
 FULL = Status(
     state="Working", step="hold", why="cannot find the image", at=1000.0, next_look=1060.0, current="rendered-1",
-    desired="rendered-2", update="rendered-2", os_image="quay.io/custom/os:1", digest="sha256:1", target_digest="sha256:2",
-    release_image="quay.io/release/os:4", overridden_by="99-custom", hold="cannot find quay.io/x", error="manifest unknown",
-    failed="rendered-0: kubelet.service is failed", warnings=("cannot use the journal: torn",),
+    desired="rendered-2", update="rendered-2", os_image="quay.io/custom/os:1", digest="sha256:1",
+    target_digest="sha256:2", release_image="quay.io/release/os:4", overridden_by="99-custom", hold="cannot find quay.io/x",
+    error="manifest unknown", failed="rendered-0: kubelet.service is failed", warnings=("cannot use the journal: torn",),
 )  # fmt: skip
 
 
@@ -39,7 +39,8 @@ def test_no_round_in_this_boot_is_no_status(path: Path) -> None:
 
 GOOD = dataclasses.asdict(REST)
 ALIENS = {
-    "empty": b"", "torn": json.dumps(GOOD).encode()[:40], "list": b"[]", "null": b"null", "text": b'"x"', "number": b"7",
+    "empty": b"", "torn": json.dumps(GOOD).encode()[:40],
+    "list": b"[]", "null": b"null", "text": b'"x"', "number": b"7",
     "binary": b"\xff\xfe\x00", "deep": b"[" * 100_000, "another version's": json.dumps({**GOOD, "more": 1}).encode(),
     "too little": b'{"state": "Done"}', "warnings are null": json.dumps({**GOOD, "warnings": None}).encode(),
 }  # fmt: skip
@@ -86,7 +87,8 @@ def test_a_node_without_a_config_says_so() -> None:
 
 
 def test_incident_3_an_override_names_itself_and_what_it_hides() -> None:
-    text = shown(os_image="quay.io/custom/os:1", digest="sha256:1", overridden_by="99-custom", release_image="quay.io/r:4")
+    image = {"os_image": "quay.io/custom/os:1", "digest": "sha256:1"}
+    text = shown(**image, overridden_by="99-custom", release_image="quay.io/r:4")
     assert "quay.io/custom/os:1, pinned to sha256:1" in text
     assert "OS overridden    by 99-custom; it hides the release's image quay.io/r:4" in text
 
