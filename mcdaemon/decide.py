@@ -124,7 +124,7 @@ def decide(o: Observation) -> Decision:
         if o.health is Health.BAD:
             return Decision(Step.ROLL_BACK, f"booted into the target, which is not healthy: {u.failure}", remember=True)
         if o.health is Health.PENDING:
-            return Decision(Step.HOLD, "booted into the target; waiting for it to become healthy")
+            return Decision(Step.HOLD, f"booted into the target; waiting for it to become healthy: {u.failure}")
         return Decision(Step.CONFIRM, "booted into the target; validated and healthy")
 
     if u.rolled_back:

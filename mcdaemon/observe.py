@@ -209,7 +209,10 @@ class Observer:
 
     def _health(self, update: Update) -> tuple[Health, str]:
         context = self._context
-        load = context.payloads.load(update.id)
+        try:
+            load = context.payloads.load(update.id)
+        except Broken as error:
+            return Health.BAD, str(error)
         if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
         settings = context.settings.health

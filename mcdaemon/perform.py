@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
 from mcdaemon.errors import Broken, Held, HoldReason, Transient
-from mcdaemon.host import authfile, packages, process
+from mcdaemon.host import authfile, files, packages, process
 from mcdaemon.host.deployments import libostree_version
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.image.reference import Transport
@@ -61,6 +61,7 @@ class Performer:
             for identity in shelf.identities():
                 if identity not in known:
                     shelf.drop(identity)
+        files.remove_temporaries(context.root, (context.settings.state_dir,))
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)

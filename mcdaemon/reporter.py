@@ -49,7 +49,7 @@ class Reporter:
         if decision.step is Step.REBOOT:
             self._count("reboots_failed")
         self._count("retries")
-        state = State.WORKING if hold else State.DEGRADED
+        state = State.WORKING if isinstance(error, (Held, Transient)) else State.DEGRADED
         self._publish(facts, decision, error=str(error), state=state, hold=hold, last_error=error.code,
                       last_error_at=time.time(), next_retry=time.time() + max(0.0, due - time.monotonic()))
 

@@ -64,7 +64,8 @@ def deployment_of(options: str, sysroot: Path = Path("/sysroot")) -> tuple[str, 
                      "is this an ostree machine?")
     link = sysroot / (argument or "").lstrip("/")
     try:
-        return match["osname"], link.resolve(strict=True).name
+        link.stat()  # pathlib raises something else for links in a circle
+        return match["osname"], link.resolve().name
     except OSError as error:
         raise from_os_error(error, "follow the boot link", link) from error
 

@@ -7,6 +7,7 @@ the early unit), and the way back, which is the payload of what was there before
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from mcdaemon.errors import Broken
@@ -17,8 +18,13 @@ from mcdaemon.update.payload import Payload, Shelf, capture
 
 
 def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bool] = lambda path: True) -> None:
-    """Write the chosen paths of the payload into `root` and sync once. Idempotent; what is right is left alone."""
+    """Write the chosen paths of the payload into `root` and sync once. Idempotent; what is right is left alone.
+
+    What a write that was killed has left beside its path goes first.
+    """
+    files.remove_temporaries(root, {os.path.dirname(path) for path, _node in payload.entries if chosen(path)})
     entries = {}
+    blocked = []
     directories = payload.implied_directories()
     for path, node in payload.entries:
         if not chosen(path):
@@ -27,10 +33,26 @@ def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bo
         if found != node and not (found.kind is Kind.DIRECTORY and path in directories):
             content = shelf.content(payload.id, node) if node.kind is Kind.FILE else b""
             entries[path] = Entry(node, content)
+            if found.kind is Kind.DIRECTORY and node.kind in (Kind.FILE, Kind.LINK):
+                blocked.append(path)
+    if blocked:
+        files.put_all(root, {path: entry for path, entry in entries.items() if entry.node.kind is Kind.ABSENT})
+        for path in blocked:
+            _prune(root, path)
     files.put_all(root, entries)
     for name, secret in payload.passwords:
         if chosen("/etc/shadow"):
             users.set_password_hash(root, name, secret)
+
+
+def _prune(root: Root, path: str) -> None:
+    """Remove the empty directories below `path`: what is left of a config that had files deeper there."""
+    for name in files.list_directory(root, path):
+        child = f"{path}/{name}"
+        if files.read_node(root, child).kind is Kind.DIRECTORY:
+            _prune(root, child)
+            if not files.list_directory(root, child):
+                files.remove(root, child, sync=False)
 
 
 def remember(payload: Payload, undo: Shelf, root: Root, chosen: Callable[[str], bool]) -> None:

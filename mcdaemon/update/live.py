@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Optional
 
 from mcdaemon.errors import Broken
@@ -14,6 +16,8 @@ from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan
 from mcdaemon.update import commit, payload, verify
 from mcdaemon.update.payload import Shelf
+
+_log = logging.getLogger("mcdaemon")
 
 JOB_TIMEOUT = 300.0
 """Seconds that a restart or reload may take."""
@@ -46,22 +50,30 @@ def take_back(update: str, old: Optional[MachineConfig], policy: Policy, root: R
     new = payload.carried(update, payloads)
     if new is not None:
         difference = diff(old, new)
-        act(disruption.actions(difference, old, new, policy), bool(difference.units), systemd)
+        act(disruption.actions(difference, old, new, policy), bool(difference.units), systemd, _log.warning)
     undo.drop(update)
 
 
-def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd) -> None:
-    """Do what the disruption policy says, in its order, and check that it had an effect."""
+def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd,
+        complain: Optional[Callable[[str, Broken], object]] = None) -> None:
+    """Do what the disruption policy says, in its order, and check that it had an effect.
+
+    `complain`: told of what is broken instead of raising it. On the way back a unit may be gone with its config, or
+    have been broken before; going on trying would keep the node from everything else.
+    """
     kinds = {action.kind for action in actions}
     if units_changed and ActionKind.DAEMON_RELOAD not in kinds:
         systemd.reload()
     for action in actions:
         if action.kind is ActionKind.DAEMON_RELOAD:
             systemd.reload()
-        elif action.kind is ActionKind.SPECIAL:
-            _job(systemd, "Reload", CRIO)
-        elif action.kind in _JOBS:
-            _job(systemd, _JOBS[action.kind], action.unit)
+        elif action.kind is ActionKind.SPECIAL or action.kind in _JOBS:
+            try:
+                _job(systemd, _JOBS.get(action.kind, "Reload"), action.unit or CRIO)
+            except Broken as error:
+                if complain is None:
+                    raise
+                complain("%s", error)
 
 
 def _job(systemd: Systemd, verb: str, unit: str) -> None:

@@ -123,11 +123,16 @@ def interpreter(root: Root) -> Optional[Path]:
     version = place.name[len("python3"):].lstrip(".")
     if not place.is_file() or not os.access(place, os.X_OK) or (version.isdigit() and int(version) < 9):
         return None
-    return place
-
+    # Bindings are made for one version of Python; a second interpreter in the image does not see them.
+    fitting = (place.name, "python3") if version else [path.parts[-4] for path in bindings]
+    return place if any(path.parts[-4] in fitting for path in bindings) else None
 
 
 def needs_repository(plan: Plan, booted: Optional[Deployment]) -> bool:
-    """Whether the transaction reads packages: some are added, or the base changes below layered ones (mcd.md 5.2)."""
-    layered = bool(booted and booted.requested)
-    return bool(plan.extensions_image) and bool(plan.packages.install or (plan.image and layered))
+    """Whether the transaction reads packages: whenever a new tree is made and some are requested in it.
+
+    rpm-ostree resolves all of them against the repositories then, also those that are layered already; only KernelArgs
+    works from its cache (rpm-ostree.md 1.11 step 18, 1.13).
+    """
+    requested = set(booted.requested if booted else ()) - set(plan.packages.uninstall) | set(plan.packages.install)
+    return bool(plan.extensions_image) and plan.os_changes and bool(requested)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from tests.field.evidence import settle
 from tests.stand import images
 from tests.stand.images import Image, extensions_image
 from tests.stand.incidents import GATED, usbguard
@@ -76,3 +78,58 @@ def make_node(tmp_path: Path, base: str) -> Iterator[MakeNode]:
 def node(make_node: MakeNode) -> Node:
     """A freshly installed node that no config was applied to yet; its drain is shut until the gate is opened."""
     return make_node()
+
+
+class Aged(Protocol):
+    """Boots a node that rests on a config since an earlier boot; `settings` as for `Node`."""
+
+    def __call__(self, config: str, settings: str = GATED) -> Node: ...
+
+
+class _Copy(Node):
+    """A node from a copy of another one's disk."""
+
+    def __init__(self, disk: Path, folder: Path, settings: str) -> None:
+        folder.mkdir()
+        # One `cp` for all of it, so that files that are one in repository and deployments stay one.
+        subprocess.run(["cp", "-a", str(disk / "sysroot"), str(folder)], check=True, timeout=60)
+        super().__init__(folder, "", settings=settings)
+
+    def _install_os(self, image: str, kargs: Sequence[str], transport: str) -> None:
+        """It is on the disk."""
+
+    def _install_agent(self, settings: str) -> None:
+        self.machine.write("/etc/mcdaemon/mcdaemon.yaml", settings)
+
+
+@pytest.fixture(scope="session")
+def disks(tmp_path_factory: pytest.TempPathFactory, base: str) -> Iterator[Callable[[str], Path]]:
+    """The disk of a node that was brought to a config and switched off; made once for each config."""
+    made: dict[str, Node] = {}
+
+    def disk(config: str) -> Path:
+        if config not in made:
+            node = Node(tmp_path_factory.mktemp("disk"), base, settings=GATED)
+            made[config] = node
+            settle(node, first=config)
+            node.machine.power_cut()
+        return made[config].machine.folder
+
+    yield disk
+    for node in made.values():
+        node.close()
+
+
+@pytest.fixture
+def aged(tmp_path: Path, disks: Callable[[str], Path]) -> Iterator[Aged]:
+    nodes: list[Node] = []
+
+    def boot(config: str, settings: str = GATED) -> Node:
+        node = _Copy(disks(config), tmp_path / f"aged-{len(nodes)}", settings)
+        nodes.append(node)
+        return node
+
+    yield boot
+    for node in nodes:
+        node.close()
+        shutil.rmtree(node.machine.folder, ignore_errors=True)

@@ -8,12 +8,13 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
+from unittest import mock
 
 from tests.stand.incidents import GATED
-from tests.stand.node import Node
+from tests.stand.node import Node, ends_in_reboot
 from tests.stand.rpmostreed import FAULTS_FILE
 
 GATE = "/run/may-drain"
@@ -31,7 +32,7 @@ def settle(node: Node, **configs: str) -> str:
     open_gate(node)
     node.desire(**configs)
     said = node.update()
-    assert node.status()["state"] == "Done", node.status()
+    assert status(node)["state"] == "Done", status(node)
     shut_gate(node)
     return said
 
@@ -83,14 +84,38 @@ def tree(top: Path) -> dict[str, str]:
     return found
 
 
-def fingerprint(node: Node) -> tuple[object, ...]:
-    """All that an agent must not touch when it refuses: /etc, deployments, boot entries, managed shared places."""
+@dataclass(frozen=True)
+class Fingerprint:
+    """All that an agent must not touch when it refuses: /etc, shared places, deployments, boot entries.
+
+    A finalization drops the rollback deployment, whatever becomes of what it finalized: `rollback` is apart.
+    """
+
+    etc: dict[str, str]
+    shared: dict[str, str]
+    default: tuple[str, str]
+    deployments: list[tuple[str, bool, bool, bool]]
+    rollback: list[str] = field(default_factory=list)
+
+    def but_for_rollback(self) -> Fingerprint:
+        return replace(self, rollback=[])
+
+
+def fingerprint(node: Node) -> Fingerprint:
     machine = node.machine
-    booted = machine.booted().name
-    entries = [(entry.version, entry.options, entry.deployment) for entry in machine.sysroot.entries()]
-    shared = machine.sysroot.stateroot / "var/usrlocal"
-    # /etc/.updated and friends are nobody's config, but nothing in the stand writes them: all of /etc counts.
-    return deployment_etc(node, booted), [vars(d) for d in machine.deployments()], entries, tree(shared)
+    found, entry = machine.deployments(), machine.default_entry()
+    booted = next(deployment.name for deployment in found if deployment.booted)
+    others = [deployment for deployment in found if not deployment.rollback]
+    return Fingerprint(
+        deployment_etc(node, booted), tree(machine.sysroot.stateroot / "var/usrlocal"),
+        (entry.options, entry.deployment), [(d.name, d.booted, d.staged, d.pending) for d in others],
+        [deployment.name for deployment in found if deployment.rollback])
+
+
+def status(node: Node) -> dict[str, Any]:
+    """What `mcdaemon status --json` shows, without the start of a process."""
+    found: dict[str, Any] = json.loads(node.machine.read("/run/mcdaemon/status.json"))
+    return found
 
 
 def transactions(node: Node, boot_id: str = "") -> list[str]:
@@ -131,14 +156,14 @@ def no_leftovers(node: Node) -> None:
     assert machine.default_entry().deployment == machine.booted().name
     repositories = machine.run(["find", "/etc/yum.repos.d", "-name", "*mcdaemon*"], check=False).stdout
     assert repositories == ""
-    temporary = machine.run(["find", "/etc", "/var/usrlocal", STATE, "-name", "*.mcdaemon*"], check=False).stdout
+    temporary = machine.run(["find", "/etc", "/var/usrlocal", STATE, "-name", ".mcdaemon-*"], check=False).stdout
     assert temporary == "", f"temporary files are left: {temporary}"
 
 
 def rests_on(node: Node, name: str) -> None:
     """The node carries exactly this config, says so, and nothing is left of the way to it."""
-    status = node.status()
-    assert (status["state"], status["step"], status["current"]) == ("Done", "rest", name), status
+    found = status(node)
+    assert (found["state"], found["step"], found["current"]) == ("Done", "rest", name), found
     validated(node)
     no_leftovers(node)
 
@@ -200,6 +225,52 @@ class Agent:
 
 STEPS: Sequence[str] = ("stage-kargs", "verify-staged", "drain", "finalize", "commit-files", "verify-root", "reboot")
 """The steps of a files-only update, in their order."""
+
+
+# The loop as `mcdaemon run --once` turns it, ended without a word after the first step of a kind.
+_STOP_AFTER = """
+import os, sys
+from pathlib import Path
+from mcdaemon import assembly, cli, settings
+from mcdaemon.agent import Agent, make_places
+from mcdaemon.context import RUNTIME
+from mcdaemon.perform import Performer
+from mcdaemon.report.notify import Notifier
+from mcdaemon.reporter import Reporter
+cli._log_to_stderr(False)
+context = assembly.assemble(settings.load())
+make_places(context)
+Performer(context).sweep()
+agent = Agent(context, Reporter(Path(context.settings.state_dir), RUNTIME), Notifier())
+for _round in range(20):
+    decision = agent.round()
+    if decision is None or decision.step.value == sys.argv[1]:
+        os._exit(decision is None)
+os._exit(1)
+"""
+
+
+def stop_after(node: Node, step: str) -> str:
+    """Let the agent take its steps up to and including `step`, then end it at once; returns what it said."""
+    done = node.machine.run(["/usr/bin/python3", "-c", _STOP_AFTER, step], check=False,
+                            env={"PYTHONPATH": "/usr/local/lib/mcdaemon/mcdaemon.pyz"})
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def tick(node: Node) -> int:
+    """`mcdaemon run --once` and the reboot that it asks for, whatever its exit status, which is the answer."""
+    done = node.mcdaemon("run", "--once", check=False)
+    if ends_in_reboot(done):
+        node.follow_reboot()
+    return done.returncode
+
+
+def boot_by_hand(node: Node, deployment: str) -> int:
+    """Boot another entry than the default, as a person in front of the boot menu does; returns the boots it took."""
+    entry = next(entry for entry in node.machine.sysroot.entries() if entry.deployment == deployment)
+    with mock.patch.object(node.machine, "default_entry", return_value=entry):
+        return node.machine.boot()
 
 
 def fifo(node: Node, path: str = "/run/stand/fifo") -> str:

@@ -8,11 +8,9 @@ an error always carries skopeo's own text.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -21,7 +19,6 @@ from typing import IO, Optional
 
 _PACKET = 64 * 1024
 _CHUNK = 256 * 1024
-_PR_SET_PDEATHSIG = 1
 # One request may fetch a whole layer; what matters is that a dead registry ends in an error at some time.
 REQUEST_TIMEOUT = 300.0
 
@@ -35,26 +32,23 @@ class ProxyError(Exception):
         self.text = text
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class ImageProxy:
     """One skopeo child. Use as a context manager; not for several threads at once, ``kill`` excepted."""
 
-    def __init__(self, authfile: str = "", environment: Optional[dict[str, str]] = None) -> None:
+    def __init__(
+        self, authfile: str = "", environment: Optional[dict[str, str]] = None, tls_verify: Optional[bool] = None
+    ) -> None:
+        """Without ``authfile`` registries are asked anonymously; ``tls_verify`` overrides registries.conf."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(REQUEST_TIMEOUT)
         credentials = ["--authfile", authfile] if authfile else ["--no-creds"]
+        if tls_verify is not None:
+            credentials.append(f"--tls-verify={str(tls_verify).lower()}")
         self._socket = ours
-        # The child must not outlive a daemon that is killed in the middle of a pull, as with EXT:isolation.rs.
+        # The child must not outlive a daemon that is killed in the middle of a pull; rpm-ostree does it this way too.
+        argv = ["setpriv", "--pdeathsig", "TERM", "skopeo", "experimental-image-proxy", "--sockfd", "0", *credentials]
         self._child = subprocess.Popen(
-            ["skopeo", "experimental-image-proxy", "--sockfd", "0", *credentials],
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=_die_with_parent,
+            argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
         )
         theirs.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,8 @@ def agent_runtime() -> dict[str, Any]:
         "usr/lib/python3/dist-packages/gi/__init__.py": File(bindings.read_bytes()),
     }
 
+
+_DECISION = re.compile(r"(?!rpm-ostree: )[a-z]+(-[a-z]+)*: ")
 
 _base: Optional[Image] = None
 
@@ -104,7 +107,7 @@ class Node:
         """`mcdaemon run --once`; follows the reboot that it asks for, and the early unit's. Returns what it said."""
         done = self.mcdaemon("run", "--once", check=False)
         said = done.stderr
-        if _ends_in_reboot(done):
+        if ends_in_reboot(done):
             self.follow_reboot()
         elif done.returncode != expect:
             raise AssertionError(f"mcdaemon ended with {done.returncode}, not {expect}:\n{said}{done.stdout}")
@@ -146,10 +149,11 @@ class Node:
         self.close()
 
 
-def _ends_in_reboot(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether the agent asked for a reboot last; it may have been killed by it before it could end."""
-    lines = [line for line in done.stderr.splitlines() if line]
-    asked = bool(lines) and lines[-1].startswith(("reboot: ", "roll-back: "))
+def ends_in_reboot(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the agent decided for a reboot last; it may have been killed by it before it could end."""
+    # What rpm-ostree says meanwhile is no decision, and a reason may have several lines.
+    decisions = [line for line in done.stderr.splitlines() if _DECISION.match(line)]
+    asked = bool(decisions) and decisions[-1].startswith(("reboot: ", "roll-back: "))
     return asked and done.returncode in (0, -9, 137)
 
 

@@ -21,14 +21,15 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tests.stand import ostree_refs, ostree_tree
+from tests.stand import ostree_images, ostree_refs, ostree_tree
 from tests.stand.imageproxy import ImageProxy, ProxyError
 from tests.stand.introspection import Gio, GLib, OSTree
+from tests.stand.ostree_images import Imported
 from tests.stand.ostree_refs import ImageReference, Verification
 
 IMPORTER_VERSION = "0.15.3"
@@ -41,16 +42,6 @@ _ETC_FILTER = r"^(\./)?etc(/.*)?$,usr/etc\2"
 
 class ImportFailed(Exception):
     """The image was not imported; the text is the chain of contexts that rpm-ostree would report."""
-
-
-@dataclass(frozen=True)
-class Imported:
-    """An imported image: its merge commit, the commit of its base layer, and the manifest's digest."""
-
-    commit: str
-    base: str
-    manifest_digest: str
-    already_present: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,8 @@ class _Layer:
 class Importer:
     """Imports one image. ``skip_known_digest`` is rpm-ostree >= v2025.10: a reference by digest that was imported
     under the same name is not opened again (rpm-ostree.md 4.3, step 4). ``target`` is the name to keep it under where
-    that is not the source's, as an installer does (ostree-ext's ``set_target``)."""
+    that is not the source's, as an installer does (ostree-ext's ``set_target``). ``tls_verify`` overrides
+    what registries.conf says."""
 
     repo: Any
     reference: ImageReference
@@ -87,6 +79,7 @@ class Importer:
     watcher: Watcher = field(default_factory=Watcher)
     root: Path = Path("/")
     target: Optional[ImageReference] = None
+    tls_verify: Optional[bool] = None
 
     @property
     def kept_as(self) -> ImageReference:
@@ -97,7 +90,7 @@ class Importer:
         """Imports the image, or finds it present. Raises ImportFailed."""
         self.watcher.message(f"Pulling manifest: {self.reference.text}")
         self._check_verification()
-        previous = find_image(self.repo, self.kept_as)
+        previous = ostree_images.find_image(self.repo, self.kept_as)
         if self.skip_known_digest and previous and previous.manifest_digest == self.kept_as.digest:
             return previous
         try:
@@ -113,7 +106,7 @@ class Importer:
             for name in ("HOME", "XDG_DATA_DIR", "USER"):
                 environment.pop(name, None)
         authfile = next((str(self.root / name) for name in AUTH_FILES if (self.root / name).exists()), "")
-        return ImageProxy(authfile, environment)
+        return ImageProxy(authfile, environment, self.tls_verify)
 
     def _check_verification(self) -> None:
         if self.reference.verification is Verification.REMOTE:
@@ -134,7 +127,7 @@ class Importer:
         self.watcher.step("after-manifest")
         if previous and (
             previous.manifest_digest == digest
-            or _config_digest(self.repo, previous.commit) == manifest["config"]["digest"]
+            or ostree_images.config_digest(self.repo, previous.commit) == manifest["config"]["digest"]
         ):
             return previous
         with _context("Preparing import: Fetching manifest"):
@@ -149,7 +142,7 @@ class Importer:
         with _context("Importing"):
             proxy.close_image(image)
         commit = self._merge(commits, digest, manifest_bytes, config_bytes, config)
-        prune_layers(self.repo)
+        ostree_images.prune_layers(self.repo)
         return Imported(commit, commits[0], digest, False)
 
     def _open(self, proxy: ImageProxy) -> int:
@@ -171,7 +164,9 @@ class Importer:
     def _announce(self, digest: str, layers: list[_Layer]) -> None:
         self.watcher.message(f"Importing: {self.reference.text} (digest: {digest})")
         for kind, part in (("ostree chunk layers", layers[:1]), ("custom layers", layers[1:])):
-            missing = [layer for layer in part if not _resolve(self.repo, ostree_refs.blob_ref(layer.digest))]
+            missing = [
+                layer for layer in part if not ostree_images.resolve(self.repo, ostree_refs.blob_ref(layer.digest))
+            ]
             if len(missing) < len(part):
                 self.watcher.message(f"{kind} already present: {len(part) - len(missing)}")
             if missing:
@@ -180,9 +175,11 @@ class Importer:
 
     def _fetch_layers(self, proxy: ImageProxy, image: int, layers: list[_Layer]) -> list[str]:
         commits = []
-        missing = [layer.digest for layer in layers if not _resolve(self.repo, ostree_refs.blob_ref(layer.digest))]
+        missing = [
+            layer.digest for layer in layers if not ostree_images.resolve(self.repo, ostree_refs.blob_ref(layer.digest))
+        ]
         for layer in layers:
-            commit = _resolve(self.repo, ostree_refs.blob_ref(layer.digest))
+            commit = ostree_images.resolve(self.repo, ostree_refs.blob_ref(layer.digest))
             if not commit:
                 number = missing.index(layer.digest) + 1
                 self.watcher.step(f"before-layer-{number}")
@@ -228,60 +225,6 @@ class Importer:
         return str(merged)
 
 
-def find_image(repo: Any, reference: ImageReference) -> Optional[Imported]:
-    """The image imported under exactly this transport and name, if its base layer is still there (4.3 step 3)."""
-    commit = _resolve(repo, reference.ref)
-    if not commit:
-        return None
-    metadata = commit_metadata(repo, commit)
-    layers = json.loads(metadata.get("ostree.manifest", '{"layers": []}'))["layers"]
-    base = _resolve(repo, ostree_refs.blob_ref(layers[0]["digest"])) if layers else ""
-    return Imported(commit, base, metadata.get("ostree.manifest-digest", ""), True) if base else None
-
-
-def commit_metadata(repo: Any, commit: str) -> dict[str, Any]:
-    """A commit's metadata, unpacked."""
-    _, variant, _ = repo.load_commit(commit)
-    unpacked: dict[str, Any] = variant.get_child_value(0).unpack()
-    return unpacked
-
-
-def prune_images(repo: Any, keep: Iterable[str]) -> tuple[int, int]:
-    """Drops images that no origin in ``keep`` (ostree image references) names, then unreferenced layers.
-
-    The numbers of images and layers dropped (rpm-ostree.md 4.8)."""
-    wanted = {ostree_refs.parse(text).ref for text in keep if ostree_refs.is_image(text)}
-    dropped = 0
-    for ref in list_refs(repo, ostree_refs.IMAGE_PREFIX):
-        if ref not in wanted:
-            repo.set_ref_immediate(None, ref, None, None)
-            dropped += 1
-    return dropped, prune_layers(repo)
-
-
-def prune_layers(repo: Any) -> int:
-    """Drops layer refs that no image and no deployed or base commit uses. Their number."""
-    roots = [
-        ref
-        for prefix in (ostree_refs.IMAGE_PREFIX, "ostree/0/", "ostree/1/", "rpmostree/base/")
-        for ref in list_refs(repo, prefix)
-    ]
-    used: set[str] = set()
-    for ref in roots:
-        manifest = commit_metadata(repo, _resolve(repo, ref)).get("ostree.manifest", '{"layers": []}')
-        used.update(ostree_refs.blob_ref(layer["digest"]) for layer in json.loads(manifest)["layers"])
-    unused = [ref for ref in list_refs(repo, ostree_refs.BLOB_PREFIX) if ref not in used]
-    for ref in unused:
-        repo.set_ref_immediate(None, ref, None, None)
-    return len(unused)
-
-
-def list_refs(repo: Any, prefix: str) -> list[str]:
-    """All refs below ``prefix``, sorted."""
-    _, refs = repo.list_refs(None, None)
-    return sorted(ref for ref in refs if ref.startswith(prefix))
-
-
 @contextlib.contextmanager
 def _context(text: str) -> Iterator[None]:
     try:
@@ -289,11 +232,6 @@ def _context(text: str) -> Iterator[None]:
     except (ProxyError, subprocess.CalledProcessError) as error:
         detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         raise ImportFailed(f"{text}: {detail}") from error
-
-
-def _resolve(repo: Any, ref: str) -> str:
-    _, commit = repo.resolve_rev(ref, True)
-    return str(commit or "")
 
 
 def _location(repo: Any) -> str:
@@ -364,11 +302,6 @@ def _timestamp(manifest: bytes, config: dict[str, Any]) -> int:
     created = annotations.get("org.opencontainers.image.created") or config.get("created") or ""
     parsed = GLib.DateTime.new_from_iso8601(created, GLib.TimeZone.new_utc()) if created else None
     return int(parsed.to_unix()) if parsed else int(datetime.datetime(2024, 1, 1).timestamp())
-
-
-def _config_digest(repo: Any, commit: str) -> str:
-    manifest = commit_metadata(repo, commit).get("ostree.manifest", "{}")
-    return str(json.loads(manifest).get("config", {}).get("digest", ""))
 
 
 def _policy_is_insecure(path: Path) -> bool:

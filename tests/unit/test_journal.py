@@ -301,7 +301,9 @@ def test_without_a_deployment_nothing_was_done_to_it() -> None:
     assert not (progress.verified or progress.committed or progress.proved or progress.rebooting or progress.came_back)
 
 
-@pytest.mark.parametrize(("armed", "rebooting", "came_back"), [("", False, False), ("b1", True, False), ("b0", False, True)])
+@pytest.mark.parametrize(
+    ("armed", "rebooting", "came_back"), [("", False, False), ("b1", True, False), ("b0", False, True)]
+)
 def test_a_reboot_that_was_asked_for_is_told_from_one_that_came(armed: str, rebooting: bool, came_back: bool) -> None:
     progress = dataclasses.replace(UPDATE, armed=armed).progress("b1", "", "")
     assert (progress.rebooting, progress.came_back) == (rebooting, came_back)

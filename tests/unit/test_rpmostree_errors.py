@@ -23,10 +23,12 @@ def meaning(error: Failure) -> tuple[type, Optional[HoldReason]]:
 
 
 FINISHED: dict[str, tuple[type, Optional[HoldReason]]] = {
-    "error: Pulling image: Creating importer: reading manifest sha256:1 in quay.io/x: manifest unknown": (Held, HoldReason.IMAGE),
+    "error: Pulling image: Creating importer: reading manifest sha256:1 in quay.io/x: manifest unknown": (
+        Held, HoldReason.IMAGE),
     "remote error: Error initializing source docker://quay.io/x: invalid status code from registry 404 (Not Found)": (
         Held, HoldReason.IMAGE),
-    'remote error: reference "[overlay@/var/lib/containers/storage]x" does not resolve to an image ID': (Held, HoldReason.IMAGE),
+    'remote error: reference "[overlay@/var/lib/containers/storage]x" does not resolve to an image ID': (
+        Held, HoldReason.IMAGE),
     "name unknown: repository name not known to registry": (Held, HoldReason.IMAGE),
     "fetching blob: blob unknown to registry": (Held, HoldReason.IMAGE),
     "Status code: 404 for http://mirror/repodata/repomd.xml": (Held, HoldReason.IMAGE),
@@ -48,7 +50,7 @@ FINISHED: dict[str, tuple[type, Optional[HoldReason]]] = {
     "dial tcp 10.0.0.1:443: connect: no route to host": (Transient, None),
     "dial tcp [fd00::1]:443: connect: network is unreachable": (Transient, None),
     "Curl error (28): Timeout was reached for http://mirror/x [Operation timed out]": (Transient, None),
-    "Curl error (6): Couldn't resolve host name for http://mirror/x [Could not resolve host: mirror]": (Transient, None),
+    "Curl error (6): Couldn't resolve host name for http://m/x [Could not resolve host: mirror]": (Transient, None),
     "FinishPipe: unexpected EOF": (Transient, None),
     "FinishPipe: writing: broken pipe": (Transient, None),
     "received unexpected HTTP status: 503 Service Unavailable": (Transient, None),
@@ -87,7 +89,7 @@ def test_a_full_disk_is_told_from_an_image_that_is_gone_when_both_are_named() ->
     assert meaning(finished_failure(text, "stage")) == (Held, HoldReason.SPACE)
 
 
-# -- method errors ------------------------------------------------------------------------------------------------------
+# -- method errors ----------------------------------------------------------------------------------------------------
 
 BUSY = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26"
 REMOTE: dict[tuple[str, str], tuple[type, Optional[HoldReason]]] = {
@@ -129,7 +131,7 @@ def test_an_error_of_this_side_of_the_bus_is_understood_too(code: Any, kind: typ
     assert type(failure(error, "ask")) is kind
 
 
-# -- deployments --------------------------------------------------------------------------------------------------------
+# -- deployments ------------------------------------------------------------------------------------------------------
 
 LEAST = {"checksum": "c" * 64, "serial": 1, "osname": "rhcos", "booted": True, "staged": False}
 

@@ -16,8 +16,9 @@ REST = Status("Done", "rest", "current and validated", 1000.0)
 FULL = Status(
     state="Working", step="hold", why="cannot find the image", at=1000.0, next_look=1060.0, current="rendered-1",
     desired="rendered-2", update="rendered-2", os_image="quay.io/custom/os:1", digest="sha256:1",
-    target_digest="sha256:2", release_image="quay.io/release/os:4", overridden_by="99-custom", hold="cannot find quay.io/x",
-    error="manifest unknown", failed="rendered-0: kubelet.service is failed", warnings=("cannot use the journal: torn",),
+    target_digest="sha256:2", release_image="quay.io/release/os:4", overridden_by="99-custom",
+    hold="cannot find quay.io/x", error="manifest unknown", failed="rendered-0: kubelet.service is failed",
+    warnings=("cannot use the journal: torn",),
 )  # fmt: skip
 
 

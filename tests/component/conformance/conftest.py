@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,26 +102,39 @@ def profile() -> str:
     return "AC"
 
 
+@contextmanager
+def _booted(folder: Path, registry: Registry, packages_folder: Path, profile: str) -> Iterator[Node]:
+    if REAL:
+        pytest.skip("MCDAEMON_REAL_RPMOSTREED=1: this test needs a node of the stand")
+    images.push(samples.base(), f"{registry.host}/os:latest")
+    with nodes.make(folder / "node", profile) as machine:
+        reference = f"ostree-unverified-registry:{registry.host}/os@{samples.base().digest}"
+        nodes.install(machine, samples.base(), reference, folder)
+        machine.boot()
+        made = Node(machine, registry, packages_folder)
+        yield made
+        made.client.vanish()
+
+
 @pytest.fixture
 def node(tmp_path: Path, registry: Registry, package_cache: Path, profile: str) -> Iterator[Node]:
     """A booted node of the stand with a registered client."""
-    if REAL:
-        pytest.skip("MCDAEMON_REAL_RPMOSTREED=1: this test would change the host's deployments")
-    images.push(samples.base(), f"{registry.host}/os:latest")
-    with nodes.make(tmp_path / "node", profile) as machine:
-        reference = f"ostree-unverified-registry:{registry.host}/os@{samples.base().digest}"
-        nodes.install(machine, samples.base(), reference, tmp_path)
-        machine.boot()
-        made = Node(machine, registry, package_cache / tmp_path.name)
+    with _booted(tmp_path, registry, package_cache / tmp_path.name, profile) as made:
         yield made
-        made.client.vanish()
+
+
+@pytest.fixture(scope="session")
+def resting_node(tmp_path_factory: pytest.TempPathFactory, registry: Registry, package_cache: Path) -> Iterator[Node]:
+    """A node that all tests share which change nothing on it: who only look, and who are refused."""
+    with _booted(tmp_path_factory.mktemp("resting"), registry, package_cache / "resting", "AC") as made:
+        yield made
 
 
 @pytest.fixture
 def rpmostreed(request: pytest.FixtureRequest) -> Iterator[RpmOstree]:
     """A registered client of a daemon whose deployments are not to be changed: the stand's, or the host's own."""
     if not REAL:
-        made: Node = request.getfixturevalue("node")
+        made: Node = request.getfixturevalue("resting_node")
         yield made.client
         return
     address = Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM, None)

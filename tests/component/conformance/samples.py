@@ -49,7 +49,9 @@ LIBUSB = Package("libusb", files={"/usr/lib64/libusb.so": File(b"so\n")})
 LONELY = Package("lonely", files={"/usr/bin/lonely": File(b"x\n")}, requires=["nowhere"])
 CLASH = Package("clash", files={"/usr/bin/tool": File(b"other\n")})
 KERNEL_RT = Package(
-    "kernel-rt", files={f"/usr/lib/modules/{RT_KERNEL}/vmlinuz": File(b"rt kernel\n", 0o755)}, provides=["kernel-variant"]
+    "kernel-rt",
+    files={f"/usr/lib/modules/{RT_KERNEL}/vmlinuz": File(b"rt kernel\n", 0o755)},
+    provides=["kernel-variant"],
 )
 PACKAGES = (usbguard(), LIBUSB, LONELY, CLASH, KERNEL_RT)
 TOOLS = Package("tools", "3", files={"/usr/bin/tool": File(b"newer\n", 0o755)})

@@ -10,7 +10,7 @@ from tests.component.conformance import samples
 from tests.component.conformance.client import BUSY, FAILED, RemoteError, iterate_until, variants
 from tests.component.conformance.conftest import Node
 from tests.component.conformance.node import UNIT
-from tests.stand.rpmostreed import profiles, unit_text
+from tests.stand.rpmostreed import FAULTS_FILE, profiles, unit_text
 
 pytestmark = pytest.mark.stand
 
@@ -87,10 +87,11 @@ def test_a_hold_tells_when_it_is_reached_and_what_happens_meanwhile_counts(node:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"crsh": "after-start"}', '{"crash": "sometime"}', '{"busy": "yes"}'])
-def test_faults_that_are_not_understood_are_refused_loudly(node: Node, text: str) -> None:
-    node.machine.write("/run/stand/rpmostreed-faults.json", text)
-    with pytest.raises(RemoteError, match="stand: cannot read faults in /run/stand/rpmostreed-faults.json"):
-        node.client.os("Cleanup", "(as)", ["base"])
+def test_faults_that_are_not_understood_are_refused_loudly(resting_node: Node, text: str) -> None:
+    resting_node.machine.write(FAULTS_FILE, text)
+    with pytest.raises(RemoteError, match=f"stand: cannot read faults in {FAULTS_FILE}"):
+        resting_node.client.os("Cleanup", "(as)", ["base"])
+    resting_node.faults()
 
 
 @pytest.mark.parametrize("profile", ["ACD"])

@@ -195,21 +195,6 @@ def test_an_image_that_cannot_boot_here_is_refused(
     assert refused[1].startswith(text), refused[1]
 
 
-@pytest.mark.parametrize(
-    ("reference", "text"),
-    [
-        ("ostree-image-signed:docker://quay.io/x/y", "insecureAcceptAnything"),
-        ("ostree-remote-registry:fedora:quay.io/x/y", "Cannot currently verify layered containers via ostree remote"),
-        ("quay.io/x/y:latest", "Remote \"quay.io/x/y\" not found"),
-        ("no/such/branch", "Refspec 'no/such/branch' not found"),
-    ],
-)
-def test_a_reference_that_cannot_be_used_is_refused(node: Node, reference: str, text: str) -> None:
-    refused = node.client.update({"set-refspec": reference}).finished[0]
-    assert refused[0] is False
-    assert text in refused[1]
-
-
 def test_images_and_layers_of_no_deployment_are_pruned(node: Node) -> None:
     node.client.update({"set-refspec": node.reference(samples.following())})
     assert len(image_refs(node)) == 2

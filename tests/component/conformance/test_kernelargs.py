@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.component.conformance import samples
 from tests.component.conformance.client import variants
 from tests.component.conformance.conftest import Node
+from tests.stand.introspection import GLib
 
 pytestmark = pytest.mark.stand
 
 METHOD = "(sasasasa{sv})"
+Words = tuple[str, ...]
 
 
 def options(node: Node) -> list[str]:
@@ -18,19 +22,20 @@ def options(node: Node) -> list[str]:
     return str(node.client.os("GetDeploymentBootConfig", "(sb)", "", True)[0]["options"]).split()
 
 
-def patch(node: Node, existing: str, added: tuple[str, ...] = (), replaced: tuple[str, ...] = (),
-          removed: tuple[str, ...] = (), **given: object) -> tuple[bool, str]:  # fmt: skip
-    arguments = (existing, added, replaced, removed, variants(dict(given)))
+def patch(
+    node: Node, existing: str, added: Words = (), replaced: Words = (), removed: Words = (), **given: Any
+) -> tuple[bool, str]:
+    arguments = (existing, added, replaced, removed, variants(given))
     return node.client.run("KernelArgs", METHOD, *arguments).finished[0]
 
 
 def test_arguments_are_in_the_boot_entry_after_the_reboot(node: Node) -> None:
-    assert patch(node, " ".join(options(node)), ("a=1", "b"), **{"append-if-missing": ["rw", "c=3"]}) == (True, "")
+    assert patch(node, " ".join(options(node)), ("a=1", "b"), append_if_missing=["rw", "c=3"]) == (True, "")
     assert options(node)[-3:] == ["a=1", "b", "c=3"]
     node.reboot()
     assert node.machine.read("/proc/cmdline").split()[-3:] == ["a=1", "b", "c=3"]
     existing = " ".join(options(node))
-    assert patch(node, existing, (), ("a=2",), ("b",), **{"delete-if-present": ["c=3", "d"]}) == (True, "")
+    assert patch(node, existing, (), ("a=2",), ("b",), delete_if_present=["c=3", "d"]) == (True, "")
     assert options(node)[-1] == "a=2"
     assert "b" not in options(node)
 
@@ -46,7 +51,7 @@ def test_the_clients_own_string_is_what_counts(node: Node) -> None:
 
 def test_final_arguments_replace_everything(node: Node) -> None:
     existing = " ".join(options(node))
-    assert patch(node, existing, ("ignored",), **{"final-kernel-args": "root=/dev/y rw"}) == (True, "")
+    assert patch(node, existing, ("ignored",), final_kernel_args="root=/dev/y rw") == (True, "")
     assert options(node) == ["root=/dev/y", "rw"]
 
 
@@ -62,10 +67,10 @@ def test_final_arguments_replace_everything(node: Node) -> None:
     ],
 )
 def test_what_cannot_be_patched_is_said_in_libostrees_words(
-    node: Node, replaced: tuple[str, ...], removed: tuple[str, ...], text: str
+    resting_node: Node, replaced: tuple[str, ...], removed: tuple[str, ...], text: str
 ) -> None:
-    assert patch(node, "root=/dev/x c=1 c=2", (), replaced, removed) == (False, text)
-    assert len(node.client.get("Deployments")) == 1
+    assert patch(resting_node, "root=/dev/x c=1 c=2", (), replaced, removed) == (False, text)
+    assert len(resting_node.client.get("Deployments")) == 1
 
 
 def test_kernel_arguments_stack_on_what_is_staged_and_a_rebase_keeps_them(node: Node) -> None:
@@ -159,7 +164,33 @@ def test_an_automatic_update_stages_or_does_nothing(node: Node) -> None:
     peer.close()
 
 
+DRIVER = """
+from tests.component.conformance.client import RpmOstree, variants
+from tests.component.conformance.node import BUS_ADDRESS
+peer = RpmOstree(BUS_ADDRESS).run("Deploy", "(sa{sv})", "", variants({"register-driver": "tester"}))
+print(peer.finished, peer.messages)
+"""
+DRIVER_UNIT = """
+[Service]
+Type=oneshot
+Environment=PYTHONPATH=/run/stand/lib
+ExecStart=/usr/bin/python3 /run/driver.py
+"""
+
+
 def test_a_driver_is_recorded_only_for_a_unit(node: Node) -> None:
     outcome = node.client.run("Deploy", "(sa{sv})", "", variants({"register-driver": "tester"})).finished
     assert outcome == [(False, "could not find caller systemd unit")]
     assert not node.machine.exists("/run/rpm-ostree/update-driver.gv")
+    node.machine.write("/run/driver.py", DRIVER)
+    node.machine.write("/run/systemd/system/driver.service", DRIVER_UNIT)
+    node.machine.run(["systemctl", "daemon-reload"])
+    node.machine.run(["systemctl", "start", "driver.service"])
+    said = "[(True, '')] ['Empty string revision found; registering update driver only']"
+    assert said in node.machine.journal("driver.service")
+    record = GLib.Bytes.new(node.machine.read_bytes("/run/rpm-ostree/update-driver.gv"))
+    assert GLib.Variant.new_from_bytes(GLib.VariantType("a{sv}"), record, False).unpack() == {
+        "driver-name": "tester",
+        "driver-sd-unit": "driver.service",
+    }
+    assert len(node.client.get("Deployments")) == 1

@@ -8,7 +8,6 @@ from tests.component.conformance import samples
 from tests.component.conformance.client import variants
 from tests.component.conformance.conftest import Node
 from tests.stand.images import KERNEL, layer_on
-from tests.stand.introspection import GLib
 from tests.stand.machine import NODE_LIBRARY
 
 pytestmark = pytest.mark.stand
@@ -183,30 +182,6 @@ def test_two_kernels_are_one_too_many(node: Node) -> None:
     success, text = change(node, ["kernel-rt"], [])
     assert not success
     assert "Multiple subdirectories found in: usr/lib/modules" in text
-
-
-@pytest.mark.parametrize(
-    ("modifiers", "options", "text"),
-    [
-        ({"override-remove-packages": ["nothing"]}, NO_PULL, 'Package "nothing" not found'),
-        ({"override-reset-packages": ["kernel"]}, NO_PULL, "No overrides for package 'kernel'"),
-        ({"override-replace-packages": ["kernel"]}, NO_PULL, "Non-local replacement overrides not implemented yet"),
-        ({"override-reset-packages": ["kernel"]}, {**NO_PULL, "no-overrides": True},
-         "Can't specify no-overrides if setting override modifiers"),
-        ({"set-refspec": "x"}, NO_PULL, "Can't specify no-pull-base if setting a new refspec or revision"),
-        ({}, {"skip-purge": True}, "Can't specify skip-purge if not setting a new refspec"),
-        ({}, {"cache-only": True, "download-only": True}, "Can't specify cache-only and download-only"),
-        ({}, {"dry-run": True, "download-only": True}, "Can't specify dry-run and download-only"),
-        ({}, {"apply-live": True, "reboot": True}, "Cannot specify `apply-live` and `reboot`"),
-        ({"install-fileoverride-packages": ["x"]}, {}, "Non-local fileoverrides not implemented"),
-        ({"install-local-packages": GLib.Variant("ah", [0])}, {}, "Expected 1 fds but received 0"),
-    ],
-)  # fmt: skip
-def test_impossible_requests_fail_in_finished(
-    node: Node, modifiers: dict[str, object], options: dict[str, object], text: str
-) -> None:
-    assert node.client.update(modifiers, options).finished == [(False, text)]
-    assert len(node.client.get("Deployments")) == 1
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(node: Node) -> None:

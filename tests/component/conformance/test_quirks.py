@@ -199,7 +199,13 @@ def test_an_inhibitor_makes_a_text_of_three_lines_and_leaves_the_deployment_stag
         ["systemd-inhibit", "--what=shutdown", "--who=tester", "--why=because", "--mode=block", "cat"], stdin=-1
     )
     assert blocker.stdin is not None
-    inhibitors = ["busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"]
+    inhibitors = [
+        "busctl",
+        "call",
+        "org.freedesktop.login1",
+        "/org/freedesktop/login1",
+        "org.freedesktop.login1.Manager",
+    ]
     assert iterate_until(lambda: "tester" in node.machine.run([*inhibitors, "ListInhibitors"]).stdout or _tick())
     outcome = node.client.update({"set-refspec": node.reference(samples.following())}, {"reboot": True}).finished
     text = "Reboot blocked by a systemd inhibitor lock in `block` mode\nHeld by: tester\nReason: because"

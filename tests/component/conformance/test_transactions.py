@@ -6,6 +6,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -210,8 +211,8 @@ def test_two_clients_that_race_get_one_transaction(node: Node) -> None:
     arguments = GLib.Variant(BOTH, (variants({"set-refspec": node.reference(samples.following())}), variants({})))
     answers: list[str] = []
 
-    def answered(bus: object, result: object, client: object) -> None:
-        answers.append(client.bus.call_finish(result).unpack()[0])  # type: ignore[attr-defined]
+    def answered(_bus: Any, result: Any, client: Any) -> None:
+        answers.append(client.bus.call_finish(result).unpack()[0])
 
     clients = [node.client, node.connect()]
     for client in clients:

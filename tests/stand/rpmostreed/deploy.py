@@ -18,7 +18,7 @@ from tests.stand import ostree_refs
 from tests.stand.imageproxy import ImageProxy
 from tests.stand.introspection import GLib
 from tests.stand.ostree_import import Importer, ImportFailed, Watcher
-from tests.stand.rpmostreed import basepackages, layering, rpm
+from tests.stand.rpmostreed import basepackages, layering, pkgcache, rpm
 from tests.stand.rpmostreed.errors import Cancelled, OperationFailed
 from tests.stand.rpmostreed.options import Options, names
 from tests.stand.rpmostreed.origin import Origin
@@ -289,7 +289,7 @@ def _import_local(work: Work, request: Request, state: _Progress) -> None:
                 if not request.flag("idempotent-layering"):
                     raise OperationFailed(f"Package '{package.nevra}' is already layered")
                 continue
-            layering.unpack(work.sysroot.repo, package)
+            pkgcache.unpack(work.sysroot.repo, package)
         checksum = work.sysroot.resolve(package.ref)
         state.origin = replace(
             state.origin, local_packages=(*state.origin.local_packages, f"{checksum}:{package.nevra}")

@@ -40,6 +40,24 @@ def describe_all(sysroot: Sysroot) -> list[Dictionary]:
     return [describe(sysroot, deployment) for deployment in sysroot.deployments]
 
 
+def describe_os(sysroot: Sysroot, osname: str) -> Dictionary:
+    """The properties of a stateroot's object (1.3)."""
+    booted = sysroot.booted
+    mine = booted if booted is not None and booted.get_osname() == osname else None
+    described = {
+        "BootedDeployment": mine,
+        "DefaultDeployment": sysroot.pending(osname) or mine,
+        "RollbackDeployment": sysroot.rollback(osname),
+    }
+    values = {key: GLib.Variant("a{sv}", describe(sysroot, item)) for key, item in described.items()}
+    return {
+        **values,
+        "CachedUpdate": GLib.Variant("a{sv}", {}),
+        "Name": GLib.Variant("s", osname),
+        "HasCachedUpdateRpmDiff": GLib.Variant("b", False),
+    }
+
+
 def describe(sysroot: Sysroot, deployment: Optional[Any]) -> Dictionary:
     """One deployment; an empty dictionary for none. Keys and their conditions: 3.2."""
     if deployment is None:

@@ -1,37 +1,28 @@
 """Package layering, small: real RPM files are unpacked over the base tree and a commit is made of the result.
 
 It is not dnf: requirements are names that the base, the request or a repository provides; versions in requirements,
-conflicts, scriptlets, triggers and the rpmdb are left out. Unpacked packages are kept as commits under
-``rpmostree/pkg/…`` as in rpm-ostree's pkgcache, so that a tree can be made again without any repository.
+conflicts, scriptlets, triggers and the rpmdb are left out.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.stand import ostree_import, ostree_tree
-from tests.stand.introspection import Gio, GLib, OSTree
-from tests.stand.rpmostreed import basepackages, repositories, rpm
+from tests.stand import ostree_tree
+from tests.stand.introspection import GLib
+from tests.stand.rpmostreed import basepackages, pkgcache, repositories, rpm
 from tests.stand.rpmostreed.errors import OperationFailed
 from tests.stand.rpmostreed.origin import Origin
 from tests.stand.rpmostreed.rpm import Package
 from tests.stand.rpmostreed.sysroot import CLIENT_LAYER
 from tests.stand.rpmostreed.work import Work
 
-UNPACK_TIMEOUT = 120
 CLIENT_LAYER_VERSION = 6
-_METADATA_KEY = "stand.package"
-_MERGED = ("bin", "sbin", "lib", "lib64")
 _MODULES = "usr/lib/modules"
 
 
@@ -73,9 +64,9 @@ def plan(work: Work, base: str, source: Origin, pkgcache_only: bool) -> Layers:
     active = [name for name in source.packages if not any(one.answers(name) for one in kept.values())]
     wanted: list[Package] = []
     if active or source.local_packages:
-        cached = _cached(work.sysroot.repo)
+        cached = pkgcache.packages(work.sysroot.repo)
         pool = cached if pkgcache_only else repositories.available()
-        local = _local(cached, source.local_packages)
+        local = pkgcache.local(cached, source.local_packages)
         wanted = _resolve(active, local, pool, kept, bool(installed))
     initramfs = " ".join(["regenerated", *source.initramfs_args]) if source.regenerate_initramfs else ""
     return Layers(base, tuple(wanted), tuple(active), removed, initramfs)
@@ -107,31 +98,8 @@ def fetch(work: Work, layers: Layers) -> None:
     work.output.message(f"Will download: {len(missing)} package{'s' if len(missing) > 1 else ''} ({size})")
     work.output.task_begin("Importing packages")
     for package in missing:
-        unpack(work.sysroot.repo, package)
+        pkgcache.unpack(work.sysroot.repo, package)
     work.output.task_end()
-
-
-def unpack(repo: Any, package: Package) -> None:
-    """Commits an RPM file's content under its pkgcache ref. Raises OperationFailed where it cannot be unpacked."""
-    with tempfile.TemporaryDirectory(prefix="import-", dir="/var/tmp") as folder:
-        root = Path(folder)
-        converter = subprocess.Popen(["rpm2cpio", package.path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        try:
-            done = subprocess.run(
-                ["cpio", "--extract", "--make-directories", "--no-absolute-filenames", "--quiet"],
-                cwd=root,
-                stdin=converter.stdout,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=UNPACK_TIMEOUT,
-            )
-        finally:
-            converter.kill()
-            converter.communicate(timeout=UNPACK_TIMEOUT)
-        if done.returncode != 0:
-            raise OperationFailed(f"Importing package '{package.nevra}': {done.stderr.strip()}")
-        _normalize(root)
-        _commit_package(repo, root, package)
 
 
 def describe(layers: Layers, previous: Sequence[str]) -> list[str]:
@@ -150,27 +118,6 @@ def _removed(installed: dict[str, Package], name: str) -> Package:
         if name in (package.name, package.nevra):
             return package
     raise OperationFailed(f'Package "{name}" not found')
-
-
-def _cached(repo: Any) -> list[Package]:
-    found = []
-    for ref in ostree_import.list_refs(repo, "rpmostree/pkg/"):
-        _, commit = repo.resolve_rev(ref, False)
-        facts = json.loads(ostree_import.commit_metadata(repo, commit)[_METADATA_KEY])
-        provides, requires, files = (tuple(facts.pop(key)) for key in ("provides", "requires", "files"))
-        found.append(Package(provides=provides, requires=requires, files=files, **facts))
-    return found
-
-
-def _local(cached: Sequence[Package], requested: Sequence[str]) -> list[Package]:
-    by_nevra = {package.nevra: package for package in cached}
-    found = []
-    for item in requested:
-        nevra = item.rpartition(":")[2]
-        if nevra not in by_nevra:
-            raise OperationFailed(f"Failed to find package '{nevra}' in pkgcache")
-        found.append(by_nevra[nevra])
-    return found
 
 
 def _resolve(
@@ -220,46 +167,6 @@ def _depsolve_problems(problems: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _normalize(root: Path) -> None:
-    """Moves what an RPM ships to where an ostree tree has it; /var is not shipped (rpm-ostree makes it tmpfiles)."""
-    shutil.rmtree(root / "var", ignore_errors=True)
-    shutil.rmtree(root / "run", ignore_errors=True)
-    for name in (*_MERGED, "etc"):
-        if not (root / name).is_dir() or (root / name).is_symlink():
-            continue
-        target = root / "usr" / name
-        target.parent.mkdir(exist_ok=True)
-        if target.exists():
-            shutil.copytree(root / name, target, symlinks=True, dirs_exist_ok=True)
-            shutil.rmtree(root / name)
-        else:
-            (root / name).rename(target)
-
-
-def _commit_package(repo: Any, root: Path, package: Package) -> None:
-    modifier = OSTree.RepoCommitModifier.new(OSTree.RepoCommitModifierFlags.SKIP_XATTRS, None, None)
-    facts = dataclasses.asdict(dataclasses.replace(package, path="", repository=package.repository))
-    metadata = GLib.Variant(
-        "a{sv}",
-        {
-            _METADATA_KEY: GLib.Variant("s", json.dumps(facts)),
-            "rpmostree.nevra": GLib.Variant("(sstsss)", package.fields),
-            "rpmostree.repo": GLib.Variant("s", package.repository),
-        },
-    )
-    repo.prepare_transaction(None)
-    try:
-        tree = OSTree.MutableTree()
-        repo.write_directory_to_mtree(Gio.File.new_for_path(str(root)), tree, modifier, None)
-        _, content = repo.write_mtree(tree, None)
-        _, commit = repo.write_commit_with_time(None, None, None, metadata, content, 0, None)
-        repo.transaction_set_ref(None, package.ref, commit)
-        repo.commit_transaction(None)
-    except BaseException:
-        repo.abort_transaction(None)
-        raise
-
-
 def _commit(work: Work, layers: Layers) -> str:
     repo = work.sysroot.repo
     repo.prepare_transaction(None)
@@ -267,7 +174,7 @@ def _commit(work: Work, layers: Layers) -> str:
         tree = ostree_tree.mutable_tree(repo, layers.base)
         for package in layers.removed:
             for path in (*package.files, basepackages.list_path(package)):
-                ostree_tree.remove_path(tree, _tree_path(path))
+                ostree_tree.remove_path(tree, pkgcache.tree_path(path))
         for package in layers.packages:
             ostree_tree.apply_package(repo, tree, work.sysroot.resolve(package.ref), package.nevra)
         _settle_kernel(repo, tree, layers)
@@ -283,11 +190,6 @@ def _commit(work: Work, layers: Layers) -> str:
         repo.abort_transaction(None)
         raise
     return str(commit)
-
-
-def _tree_path(path: str) -> str:
-    first, _, rest = path.strip("/").partition("/")
-    return f"usr/{first}/{rest}" if first in (*_MERGED, "etc") else path
 
 
 def _settle_kernel(repo: Any, tree: Any, layers: Layers) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tests.stand.introspection import Gio, GLib
+from tests.stand.introspection import GLib
 from tests.stand.rpmostreed import bootloader, deploy, repositories
 from tests.stand.rpmostreed.deploy import Request
 from tests.stand.rpmostreed.errors import FAILED, MethodError
@@ -15,7 +14,6 @@ from tests.stand.rpmostreed.sysroot import Sysroot, identity
 from tests.stand.rpmostreed.work import Work
 
 DEPLOY_TITLE = "new-deployment"
-BUS_TIMEOUT_MS = 2000
 _NO_OPTIONS = GLib.Variant("a{sv}", {})
 
 
@@ -44,9 +42,7 @@ class Arguments:
         return self.values.get_child_value(index).unpack()
 
 
-def plan(
-    osname: str, method: str, parameters: Any, passed: Any, policy: str, sysroot: Sysroot
-) -> Optional[Plan]:
+def plan(osname: str, method: str, parameters: Any, passed: Any, policy: str, sysroot: Sysroot) -> Optional[Plan]:
     """The transaction for a method call; None where it needs none (an automatic update that is off).
 
     Raises MethodError for calls that are refused at once."""
@@ -248,24 +244,3 @@ QUERIES: dict[str, Callable[[Sysroot, str, Any], Any]] = {
 def cow(is_utf8: bool) -> str:
     """Moo: proof of life."""
     return "🐄\n" if is_utf8 else "(__)\n"
-
-
-def unit_of(bus: Any, sender: str) -> str:
-    """The systemd unit of a bus client by its cgroup, or ``""``."""
-    try:
-        reply = bus.call_sync(
-            "org.freedesktop.DBus",
-            "/org/freedesktop/DBus",
-            "org.freedesktop.DBus",
-            "GetConnectionUnixProcessID",
-            GLib.Variant("(s)", (sender,)),
-            GLib.VariantType("(u)"),
-            Gio.DBusCallFlags.NONE,
-            BUS_TIMEOUT_MS,
-            None,
-        )
-        lines = Path(f"/proc/{reply.unpack()[0]}/cgroup").read_text().splitlines()
-    except (GLib.Error, OSError):
-        return ""
-    names = [part for line in lines for part in line.rpartition(":")[2].split("/") if part.endswith(".service")]
-    return names[-1] if names else ""

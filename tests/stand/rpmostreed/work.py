@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from tests.stand import ostree_import
+from tests.stand import ostree_images
 from tests.stand.introspection import Gio, GLib, OSTree
 from tests.stand.rpmostreed import lockkey, origin
 from tests.stand.rpmostreed.errors import Cancelled, OperationFailed
@@ -103,7 +103,7 @@ class Work:
         regenerate_base_refs(self.sysroot)
         branches = self._drop_packages()
         origins = [self.sysroot.origin(item).image for item in self.sysroot.deployments]
-        images, layers = ostree_import.prune_images(repo, [source for source in origins if source])
+        images, layers = ostree_images.prune_images(repo, [source for source in origins if source])
         if images or layers:
             self.output.message(f"Pruned images: {images} (layers: {layers})")
         _, _, _, freed = repo.prune(OSTree.RepoPruneFlags.REFS_ONLY, 0, None)
@@ -112,7 +112,7 @@ class Work:
 
     def _drop_packages(self) -> int:
         used = {ref for item in self.sysroot.deployments for ref in package_refs(self.sysroot, item.get_csum())}
-        unused = [ref for ref in ostree_import.list_refs(self.sysroot.repo, "rpmostree/pkg/") if ref not in used]
+        unused = [ref for ref in ostree_images.list_refs(self.sysroot.repo, "rpmostree/pkg/") if ref not in used]
         for ref in unused:
             self.sysroot.repo.set_ref_immediate(None, ref, None, None)
         return len(unused)
@@ -126,7 +126,7 @@ class Work:
 def regenerate_base_refs(sysroot: Sysroot) -> None:
     """Keeps the base commits of layered deployments, which no boot entry names."""
     repo = sysroot.repo
-    for ref in ostree_import.list_refs(repo, "rpmostree/base/"):
+    for ref in ostree_images.list_refs(repo, "rpmostree/base/"):
         repo.set_ref_immediate(None, ref, None, None)
     layered = [item.get_csum() for item in sysroot.deployments if sysroot.is_layered(item.get_csum())]
     for number, base in enumerate(dict.fromkeys(sysroot.base(commit) for commit in layered)):

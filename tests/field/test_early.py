@@ -1,0 +1,143 @@
+"""The early unit: what it makes of a root that was booted at the wrong moment, before anything else has started."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.field.conftest import Aged
+from tests.field.evidence import (
+    STATE,
+    boot_by_hand,
+    journal,
+    open_gate,
+    rests_on,
+    status,
+    stop_after,
+    through_gate,
+    tick,
+    validated,
+)
+from tests.stand.configs import Unit, machine_config
+from tests.stand.node import Node
+
+pytestmark = pytest.mark.stand
+
+SCRIPT = "#!/bin/sh\ncat /etc/app.conf >>/run/workload-saw\n"
+UNIT = Unit("workload.service", "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/usr/local/bin/workload\n"
+            "[Install]\nWantedBy=multi-user.target\n", True)  # fmt: skip
+
+
+def config(text: str) -> str:
+    return machine_config(f"50-{text}", files={"/etc/app.conf": f"{text}\n", "/usr/local/bin/tool": (f"{text}\n", 0o755),
+                                               "/usr/local/bin/workload": (SCRIPT, 0o755)}, units=[UNIT])
+
+
+@pytest.fixture
+def finalized(aged: Aged) -> Node:
+    """A node whose update was finalized by ostree; the files of the new config are not in it yet."""
+    node = aged(config("old"))
+    node.desire(first=config("new"))
+    open_gate(node)
+    stop_after(node, "finalize")
+    assert node.machine.default_entry().deployment == journal(node)["update"]["staged"] != node.machine.booted().name
+    return node
+
+
+def started(node: Node, boot_id: str) -> set[str]:
+    """The units that PID 1 says it has started in a boot."""
+    lines = node.machine.journal("", boot_id).splitlines()
+    return {line.rpartition("Started ")[2].rstrip(".") for line in lines if "systemd[1]: Started " in line}
+
+
+def test_a_power_cut_between_finalization_and_commit_is_completed_before_anything_starts(finalized: Node) -> None:
+    node = finalized
+    node.machine.power_cut()
+    assert node.machine.boot() == 2, "the early unit rebooted, once"
+    first, second = node.machine.boots[-2:]
+    assert "early: complete" in node.machine.journal("mcdaemon-early.service", first)
+    assert "early: nothing" in node.machine.journal("mcdaemon-early.service", second)
+    assert not started(node, first) - {"mcdaemon-early.service"}, "nothing else had started"
+    assert "workload.service" in started(node, second)
+    assert node.machine.read("/run/workload-saw") == "new\n"
+    validated(node)
+    tick(node)
+    rests_on(node, "50-new")
+
+
+def test_an_orderly_reboot_by_somebody_else_between_finalization_and_commit_is_completed_too(finalized: Node) -> None:
+    node = finalized
+    node.machine.ask_reboot()
+    node.machine.wait_down()
+    assert node.machine.boot() == 2
+    tick(node)
+    rests_on(node, "50-new")
+
+
+def test_a_power_cut_while_the_early_unit_completes_is_completed_again(finalized: Node) -> None:
+    """It counts its attempts before it makes them; half of the files are there, and a torn temporary."""
+    node = finalized
+    node.machine.power_cut()
+    etc = node.machine.deployment_root(node.machine.default_entry().deployment) / "etc"
+    (etc / "app.conf").write_text("new\n")
+    (etc / ".mcdaemon-0123456789abcdef").write_text("half a fi")
+    assert node.machine.boot() == 2
+    assert not node.machine.exists("/etc/.mcdaemon-0123456789abcdef")
+    tick(node)
+    rests_on(node, "50-new")
+
+
+def test_the_old_root_gets_its_shared_files_back_before_anything_starts(aged: Aged) -> None:
+    """/usr/local is /var: committed for the new root, and the old one is chosen in the boot menu."""
+    node = aged(config("old"))
+    old = node.machine.booted().name
+    node.desire(first=config("new"))
+    open_gate(node)
+    stop_after(node, "commit-files")
+    assert node.machine.read("/usr/local/bin/tool") == "new\n"
+    node.machine.power_cut()
+    assert boot_by_hand(node, old) == 1
+    assert "early: put-back" in node.machine.journal("mcdaemon-early.service", node.machine.boot_id)
+    assert node.machine.read("/usr/local/bin/tool") == "old\n" and node.machine.read("/etc/app.conf") == "old\n"
+    assert node.machine.read("/run/workload-saw") == "old\n"
+    validated(node)
+    through_gate(node)
+    assert node.machine.read("/usr/local/bin/tool") == "new\n"
+    rests_on(node, "50-new")
+
+
+def test_a_target_whose_payload_is_gone_is_given_up_and_the_old_root_comes_back(finalized: Node) -> None:
+    node = finalized
+    old = node.machine.booted().name
+    node.machine.power_cut()
+    for path in (node.machine.sysroot.stateroot / STATE.lstrip("/") / "payload").glob("*/payload.json"):
+        path.unlink()
+    assert node.machine.boot() == 1, "there is nothing to complete it with, so no reboot for nothing"
+    assert "early: give-up" in node.machine.journal("mcdaemon-early.service", node.machine.boot_id)
+    tick(node)
+    assert node.machine.booted().name == old, "the agent has taken the way back"
+    tick(node)
+    validated(node)
+    assert node.machine.read("/etc/app.conf") == "old\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
+    found = status(node)
+    assert found["state"] == "Degraded" and "payload" in found["failed"]
+    assert journal(node)["update"] is None
+
+
+def test_a_payload_that_is_torn_is_not_committed(finalized: Node) -> None:
+    node = finalized
+    old = node.machine.booted().name
+    node.machine.power_cut()
+    for path in (node.machine.sysroot.stateroot / STATE.lstrip("/") / "payload").glob("*/payload.json"):
+        path.write_bytes(path.read_bytes()[:-40])
+    node.machine.boot()
+    tick(node)
+    tick(node)
+    assert node.machine.booted().name == old
+    validated(node)
+    assert status(node)["state"] == "Degraded" and journal(node)["update"] is None
+
+
+def test_a_boot_with_no_update_in_flight_is_left_alone(aged: Aged) -> None:
+    node = aged(config("old"))
+    assert "early: nothing: no update is in flight" in node.machine.journal("mcdaemon-early.service",
+                                                                            node.machine.boot_id)
