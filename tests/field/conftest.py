@@ -86,7 +86,7 @@ class Aged(Protocol):
     def __call__(self, config: str, settings: str = GATED) -> Node: ...
 
 
-class _Copy(Node):
+class Copy(Node):
     """A node from a copy of another one's disk."""
 
     def __init__(self, disk: Path, folder: Path, settings: str) -> None:
@@ -125,7 +125,7 @@ def aged(tmp_path: Path, disks: Callable[[str], Path]) -> Iterator[Aged]:
     nodes: list[Node] = []
 
     def boot(config: str, settings: str = GATED) -> Node:
-        node = _Copy(disks(config), tmp_path / f"aged-{len(nodes)}", settings)
+        node = Copy(disks(config), tmp_path / f"aged-{len(nodes)}", settings)
         nodes.append(node)
         return node
 

@@ -30,6 +30,13 @@ health: {timeout_seconds: 20}
 # The agent's unit does nothing by itself: a test takes each round with `mcdaemon run --once`.
 _BY_HAND = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=\nExecStart=/bin/true\n"
 
+# Profile B keeps the lock as a key that this libostree does not know; the program that goes with it can unlock it.
+_UNLOCKING_OSTREE = f"""\
+#!/bin/sh
+[ "$*" = "admin lock-finalization --unlock" ] || exec /usr/bin/ostree "$@"
+PYTHONPATH={SOURCE} exec /usr/bin/python3 -m tests.stand.rpmostreed.lockkey unlock
+"""
+
 
 def agent_runtime() -> dict[str, Any]:
     """What the agent needs of an OS image: an interpreter and gi; the host's own, so that they also run."""
@@ -71,9 +78,10 @@ class Node:
 
     def __init__(self, folder: Path, image: str, daemon: bool = False, profile: str = rpmostreed.DEFAULT_PROFILE,
                  kargs: Sequence[str] = (), settings: str = SETTINGS, transport: str = "registry") -> None:
-        units = {"rpm-ostreed.service": rpmostreed.unit_text(SOURCE, profile)}
+        units = dict(rpmostreed.units(SOURCE, profile))
         if not daemon:
             units["mcdaemon.service.d/50-by-hand.conf"] = _BY_HAND
+        self.profile = profile
         self.machine = Machine(folder, units=units)
         self.boots = 0
         self._install_os(image, kargs, transport)
@@ -91,6 +99,8 @@ class Node:
         subprocess.run(["make", "--silent", "install", f"DESTDIR={root}"], cwd=PROJECT, check=True, capture_output=True,
                        text=True, timeout=INSTALL_TIMEOUT, stdin=subprocess.DEVNULL)
         self.machine.run(["mkdir", "-p", DESIRED])
+        if "B" in self.profile:
+            self.machine.write("/usr/local/bin/ostree", _UNLOCKING_OSTREE, 0o755)
 
     # -- what a person does -----------------------------------------------------------------------------------------
 
