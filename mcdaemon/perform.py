@@ -30,6 +30,10 @@ TARGET_FAILED = "target-failed"
 """Code of the error that says: this target was written off."""
 
 
+_MOST_MISSES = 3
+"""How often a staging that reports success may leave something else."""
+
+
 class Performer:
     """The effects of each step on one node."""
 
@@ -37,6 +41,7 @@ class Performer:
         self._context = context
         self._finalized_at = time.time()
         self._asked: Optional[float] = None
+        self._misses = 0
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
             Step.APPLY_LIVE: self._apply_live,
             Step.STAGE_OS: self._stage_os,
@@ -142,6 +147,7 @@ class Performer:
                 # Whatever is wrong with the local copy, it must not fail what would succeed without it.
                 self._context.images.distrust_storage()
                 raise Transient(error.sentence, "it is staged from the registry next") from error
+        self._look_at_the_stage(facts, update, {Staged.READY, Staged.OS_ONLY})
 
     def _hold_image(self, plan: Plan, update: Update) -> str:
         if not plan.image:
@@ -170,6 +176,24 @@ class Performer:
         existing = self._context.rpmostree.boot_options()
         line = stage.kernel_line(existing, plan, update.id)
         self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
+        self._look_at_the_stage(facts, update, {Staged.READY})
+
+    def _look_at_the_stage(self, facts: Facts, update: Update, good: set[Staged]) -> None:
+        """Success is what the deployments say, not what `Finished` said (rpm-ostree.md 7.1, rows 14 and 48).
+
+        Somebody else may have been faster, so it is tried again; but not for ever.
+        """
+        context = self._context
+        found = stage.classify(_plan(facts), update, context.machine.staged(), context.rpmostree.deployments(),
+                               context.machine.options_of(facts.booted))
+        if found in good:
+            self._misses = 0
+            return
+        self._misses += 1
+        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but what is staged is not what was asked for"
+        if self._misses >= _MOST_MISSES:
+            raise Broken(sentence, "compare `rpm-ostree status --json` with the config; is another agent at work?")
+        raise Transient(sentence)
 
     def _clear_the_stage(self, facts: Facts) -> None:
         """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""

@@ -102,7 +102,7 @@ def test_an_owner_with_another_number_in_the_target_has_the_running_one(running:
 @pytest.mark.parametrize("who", ["user", "group"])
 def test_an_owner_that_nobody_knows_is_named(running: Root, target: Root, who: str) -> None:
     with pytest.raises(Broken, match=f"cannot find the {who} 'nobody-knows'"):
-        build(config(files=[file("/etc/x", **{who: {"name": "nobody-knows"}})]), None, target, running)
+        build(config(files=[{**file("/etc/x"), who: {"name": "nobody-knows"}}]), None, target, running)
 
 
 # -- what the old config managed --------------------------------------------------------------------------------------
@@ -170,8 +170,9 @@ def test_fil_13_a_file_that_becomes_a_directory_is_not_expected_to_be_absent(run
 def test_a_default_of_the_image_does_not_stand_where_the_config_needs_the_place(
     running: Root, target: Root, old: str, new: str
 ) -> None:
-    place = target.path / "usr/etc/a"
-    place.write_bytes(b"default") if old == "/etc/a" else (place.mkdir(), (place / "b").write_bytes(b"default"))
+    place = target.path / f"usr{old}"
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(b"default")
     load, _ = build(config("new", files=[file(new)]), config("old", files=[file(old)]), target, running)
     assert node_of(load, old).kind is Kind.ABSENT
     assert node_of(load, new).kind is Kind.FILE

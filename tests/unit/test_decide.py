@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -19,12 +19,13 @@ Pair = tuple[Observation, Decision]
 
 
 def without_update() -> Iterator[Observation]:
-    for desired, current, reboot, drain, os_changes, refusal, failed, hold, drift, staged, pending in itertools.product(
-        (None, "new", "old"), (None, "old"), YES_NO, YES_NO, YES_NO, ("", "refused"), ("", "failed"), ("", "held"),
-        ("", "drift"), Staged, YES_NO,
-    ):  # fmt: skip
-        yield Observation(desired, current, None, Booted.SOURCE, staged, pending, reboot, drain, os_changes, refusal,
-                          failed, hold, drift)  # fmt: skip
+    fields: dict[str, Iterable[Any]] = {
+        "desired": (None, "new", "old"), "current": (None, "old"), "staged": Staged, "pending": YES_NO, "reboot": YES_NO,
+        "drain": YES_NO, "os_changes": YES_NO, "refusal": ("", "refused"), "failed_before": ("", "failed"),
+        "hold": ("", "held"), "drift": ("", "drift"),
+    }  # fmt: skip
+    for values in itertools.product(*fields.values()):
+        yield Observation(**dict(zip(fields, values)))
 
 
 def with_reboot() -> Iterator[Observation]:
@@ -448,7 +449,8 @@ def test_what_is_staged_and_lost_before_the_drain_is_staged_again(state: Staged)
 
 @pytest.mark.parametrize("why", ["refusal", "hold", "failed_before"])
 def test_the_sentence_says_what_stands_in_the_way(why: str) -> None:
-    o = dataclasses.replace(Observation("new", "old"), **{why: "because of this"})
+    changes: dict[str, Any] = {why: "because of this"}
+    o = dataclasses.replace(Observation("new", "old"), **changes)
     assert "because of this" in decide(o).why
 
 

@@ -94,7 +94,7 @@ class Node(Machine):
     def undo(self) -> Shelf:
         return Shelf(self.top / "undo")
 
-    def boot(self, name: str, boot_id: str = "boot-1") -> Node:
+    def booting(self, name: str, boot_id: str = "boot-1") -> Node:
         (self.top / "proc/sys/kernel/random/boot_id").write_text(boot_id)
         return dataclasses.replace(self, name=name)
 
@@ -130,7 +130,7 @@ def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
     (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
     for name in (TARGET, SOURCE):
-        place = node.boot(name).root.path
+        place = node.booting(name).root.path
         (place / "etc").mkdir(parents=True)
         (place / "usr").mkdir()
         (place / "usr/local").symlink_to("../var/usrlocal")
@@ -141,7 +141,7 @@ def node(tmp_path: Path) -> Node:
     (var / "both").write_bytes(b"old")
     node.payloads.save(LOAD, ENTRIES)
     journal.store(node.journal, Journal(UPDATE))
-    return node.boot(TARGET)
+    return node.booting(TARGET)
 
 
 def is_new(node: Node) -> bool:
@@ -162,7 +162,7 @@ def test_an_incomplete_target_is_completed_and_booted_again(node: Node) -> None:
     assert is_new(node)
     assert (node.update.repairs, node.update.armed, node.update.committed, node.update.proved) == (
         1, "boot-1", TARGET, TARGET)  # fmt: skip
-    assert node.boot(TARGET, "boot-2").early() == Outcome(Early.NOTHING, "the target is booted and complete")
+    assert node.booting(TARGET, "boot-2").early() == Outcome(Early.NOTHING, "the target is booted and complete")
 
 
 def test_a_complete_target_is_left_alone(node: Node) -> None:
@@ -186,7 +186,7 @@ def test_a_single_thing_that_is_not_right_makes_a_target_incomplete(node: Node, 
 
 def test_a_target_that_does_not_stay_complete_is_given_up_and_remembered(node: Node) -> None:
     for number in range(MOST_REPAIRS):
-        assert node.boot(TARGET, f"boot-{number}").early().reboot
+        assert node.booting(TARGET, f"boot-{number}").early().reboot
         (node.root.path / "etc/both").write_bytes(b"somebody's own")
     outcome = node.early()
     assert (outcome.action, outcome.reboot) == (Early.GIVE_UP, False)
@@ -229,7 +229,7 @@ def test_a_content_that_is_lost_is_an_error_that_counts_as_an_attempt(
 
 def committed(node: Node) -> None:
     """The state between commit and reboot."""
-    target = node.boot(TARGET)
+    target = node.booting(TARGET)
     commit.remember(LOAD, node.undo, target.root, target.root.shared)
     commit.apply(LOAD, node.payloads, target.root)
     changed = dataclasses.replace(UPDATE, committed=TARGET, proved=TARGET, armed="boot-0")
@@ -238,7 +238,7 @@ def committed(node: Node) -> None:
 
 def test_the_old_deployment_gets_its_shared_files_back_as_often_as_it_boots(node: Node) -> None:
     committed(node)
-    old = node.boot(SOURCE)
+    old = node.booting(SOURCE)
     for _ in range(3):
         assert old.early() == Outcome(Early.PUT_BACK, "the old deployment is booted")
         assert is_old(old)
@@ -247,7 +247,7 @@ def test_the_old_deployment_gets_its_shared_files_back_as_often_as_it_boots(node
 def test_what_was_put_back_is_not_counted_as_committed_any_more(node: Node) -> None:
     """Or the loop would reboot into a root that lost its shared files since it was proved."""
     committed(node)
-    node.boot(SOURCE).early()
+    node.booting(SOURCE).early()
     assert (node.update.committed, node.update.proved, node.update.armed) == ("", "", "boot-0")
 
 
@@ -255,27 +255,27 @@ def test_what_was_put_back_is_not_counted_as_committed_any_more(node: Node) -> N
 def test_the_old_deployment_does_not_need_the_payload(node: Node, lose: Callable[[Node], None]) -> None:
     committed(node)
     lose(node)
-    assert node.boot(SOURCE).early().action is Early.PUT_BACK
-    assert is_old(node.boot(SOURCE))
+    assert node.booting(SOURCE).early().action is Early.PUT_BACK
+    assert is_old(node.booting(SOURCE))
 
 
 def test_an_old_deployment_before_the_commit_has_nothing_to_put_back(node: Node) -> None:
-    assert node.boot(SOURCE).early().action is Early.PUT_BACK
-    assert is_old(node.boot(SOURCE))
+    assert node.booting(SOURCE).early().action is Early.PUT_BACK
+    assert is_old(node.booting(SOURCE))
 
 
 def test_a_torn_undo_record_is_an_error_that_names_it(node: Node) -> None:
     committed(node)
     (node.undo.folder / "u1/payload.json").write_bytes(b"{")
     with pytest.raises(Broken, match="undo/u1/payload.json"):
-        node.boot(SOURCE).early()
+        node.booting(SOURCE).early()
 
 
 def test_the_target_that_boots_after_all_is_completed(node: Node) -> None:
     committed(node)
-    node.boot(SOURCE).early()
-    assert node.boot(TARGET, "boot-3").early().action is Early.COMPLETE
-    assert is_new(node.boot(TARGET))
+    node.booting(SOURCE).early()
+    assert node.booting(TARGET, "boot-3").early().action is Early.COMPLETE
+    assert is_new(node.booting(TARGET))
 
 
 # -- nothing of ours --------------------------------------------------------------------------------------------------
@@ -366,24 +366,24 @@ def test_a_power_cut_at_any_write_of_a_completion_ends_complete_or_counted(node:
         assert cut(node, lasts)
         touched = not is_old(node) or node.read("/etc/new") is not None
         assert node.update.repairs >= touched, "written, but not counted before"
-        again = node.boot(TARGET, "boot-2")
+        again = node.booting(TARGET, "boot-2")
         assert again.early().action in (Early.COMPLETE, Early.NOTHING)
         assert is_new(again)
         record = node.undo.load("u1")
         assert record is not None and {path: n.kind for path, n in record.entries if path == "/var/both"} == {
             "/var/both": Kind.FILE}  # fmt: skip
-        old = node.boot(SOURCE, "boot-3")
+        old = node.booting(SOURCE, "boot-3")
         old.early()
         assert (old.read("/var/both"), old.read("/var/new"), old.read("/usr/local/tool")) == (b"old", None, None)
 
 
 def test_a_power_cut_at_any_write_of_putting_back_is_made_good_by_the_next_boot(node: Node) -> None:
     committed(node)
-    total = writes_of(node.boot(SOURCE))
+    total = writes_of(node.booting(SOURCE))
     assert total > 3
     for lasts in range(total):
         restore(node, committed)
-        old = node.boot(SOURCE)
+        old = node.booting(SOURCE)
         assert cut(old, lasts)
         old.early()
         assert is_old(old)
@@ -392,7 +392,7 @@ def test_a_power_cut_at_any_write_of_putting_back_is_made_good_by_the_next_boot(
 def test_power_that_goes_in_every_boot_is_given_up_in_the_end(node: Node) -> None:
     for number in range(MOST_REPAIRS):
         # Enough for the journal, not for the files.
-        assert cut(node.boot(TARGET, f"boot-{number}"), 6)
+        assert cut(node.booting(TARGET, f"boot-{number}"), 6)
     outcome = node.early()
     assert outcome.action is Early.GIVE_UP and node.update.rolled_back
 
