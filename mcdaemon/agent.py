@@ -150,7 +150,9 @@ class Agent:
     def _prepare(self) -> None:
         process.on_wait(self._notifier.watchdog)
         make_places(self._context)
-        self._performer.sweep()
+        self._observer.alien = self._performer.sweep()
+        if self._observer.alien:
+            log.error(self._observer.alien)
 
 
 class _Waker:

@@ -57,9 +57,13 @@ class Performer:
             Step.DISCARD: self._discard,
         }
 
-    def sweep(self) -> None:
-        """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository."""
-        update = self._record().update
+    def sweep(self) -> str:
+        """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository.
+
+        Returns the sentence about a journal that could not be used: who loads it first is the only one who learns.
+        """
+        record, alien = journal.load(self._context.journal)
+        update = record.update
         known = {update.id} if update is not None else set()
         context = self._context
         for shelf in (context.payloads, context.undo):
@@ -76,6 +80,7 @@ class Performer:
         except Transient as error:
             # A node without podman has none; otherwise the next start looks again.
             log.info("%s", error)
+        return alien
 
     def perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step. Raises Failure; a target that turns out to be impossible is written down first."""
@@ -190,7 +195,7 @@ class Performer:
             self._misses = 0
             return
         self._misses += 1
-        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but what is staged is not what was asked for"
+        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged something else"
         if self._misses >= _MOST_MISSES:
             raise Broken(sentence, "compare `rpm-ostree status --json` with the config; is another agent at work?")
         raise Transient(sentence)

@@ -78,8 +78,11 @@ def wanted(config: MachineConfig, root: Root, running: Root, going: Iterable[str
     """
     items: dict[str, Entry] = {}
     for spec in config.files:
-        items[spec.path] = Entry.file(
-            spec.content, spec.mode, _user(spec.user, root, running), _group(spec.group, root, running))
+        try:
+            owner = _user(spec.user, root, running), _group(spec.group, root, running)
+        except Broken as error:
+            raise Broken(f"cannot give {spec.path} its owner: {error.sentence}", error.hint) from error
+        items[spec.path] = Entry.file(spec.content, spec.mode, *owner)
     items.update(_units(config, root, going).entries)
     for user in config.users:
         items.update(users.authorized_keys_nodes(running, user.name, user.ssh_keys))

@@ -103,10 +103,19 @@ def test_what_is_right_already_keeps_its_inode(root: Root, payloads: Shelf) -> N
     assert (root.path / "etc/file").stat().st_ino == before
 
 
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Put something else in a file's place."""
+
+    def change(place: Path) -> None:
+        place.unlink()
+        make(place)
+
+    return change
+
+
 @pytest.mark.parametrize("change", [
     lambda place: place.chmod(0o644), lambda place: os.chown(place, 0, 0), lambda place: place.write_bytes(b"2"),
-    lambda place: (place.unlink(), place.symlink_to("a")), lambda place: (place.unlink(), place.mkdir()),
-    lambda place: place.unlink() or os.mkfifo(place),
+    instead(lambda place: place.symlink_to("a")), instead(Path.mkdir), instead(os.mkfifo),
 ], ids=["mode", "owner", "content", "link", "directory", "fifo"])  # fmt: skip
 def test_whatever_stands_in_a_files_place_is_put_right(
     root: Root, payloads: Shelf, change: Callable[[Path], Any]

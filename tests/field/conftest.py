@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -109,10 +110,12 @@ def disks(tmp_path_factory: pytest.TempPathFactory, base: str) -> Iterator[Calla
 
     def disk(config: str) -> Path:
         if config not in made:
-            node = Node(tmp_path_factory.mktemp("disk"), base, settings=GATED)
+            with contextlib.ExitStack() as stack:
+                node = stack.enter_context(Node(tmp_path_factory.mktemp("disk"), base, settings=GATED))
+                settle(node, first=config)
+                node.machine.power_cut()
+                stack.pop_all()
             made[config] = node
-            settle(node, first=config)
-            node.machine.power_cut()
         return made[config].machine.folder
 
     yield disk

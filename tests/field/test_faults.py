@@ -230,6 +230,22 @@ def test_somebody_stages_over_ours_while_we_wait_for_the_drain(old: Node) -> Non
     rests_on(old, "50-new")
 
 
+# -- a target that cannot be ------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_the_target_does_not_know_is_said_with_its_file_before_the_drain(old: Node) -> None:
+    before = fingerprint(old)
+    document = json.loads(NEW)
+    document["spec"]["config"]["storage"]["files"][2]["user"] = {"name": "nobody-knows-me"}
+    open_gate(old)
+    old.desire(first=json.dumps(document))
+    said = old.once(expect=3)
+    assert "drain:" not in said
+    assert "nobody-knows-me" in status(old)["failed"] and "/etc/only-new" in status(old)["failed"]
+    assert fingerprint(old) == before
+    no_leftovers(old)
+
+
 # -- finalization -----------------------------------------------------------------------------------------------------
 
 

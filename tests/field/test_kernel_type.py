@@ -25,13 +25,17 @@ _RT = "6.1.0-stand.rt"
 def with_kernel_packages() -> images.Image:
     """The base image with a package database that knows which files its kernel consists of."""
     owned = {"kernel-core": (f"/usr/lib/modules/{KERNEL}/vmlinuz", f"/usr/lib/modules/{KERNEL}/initramfs.img")}
-    return layer_on(base_image(), {
-        f"usr/share/stand/base-packages/{name}.list": File("\n".join(owned.get(name, ())).encode()) for name in BASE})
+    return layer_on(
+        base_image(),
+        {f"usr/share/stand/base-packages/{name}.list": File("\n".join(owned.get(name, ())).encode()) for name in BASE},
+    )
 
 
 def realtime(folder: Path) -> list[Path]:
-    kernel = {f"/usr/lib/modules/{_RT}/vmlinuz": File(b"realtime kernel", 0o755),
-              f"/usr/lib/modules/{_RT}/initramfs.img": File(b"realtime initramfs")}
+    kernel = {
+        f"/usr/lib/modules/{_RT}/vmlinuz": File(b"realtime kernel", 0o755),
+        f"/usr/lib/modules/{_RT}/initramfs.img": File(b"realtime initramfs"),
+    }
     return [build(Package(name, files=kernel if name == "kernel-rt-core" else {}), folder) for name in REALTIME]
 
 
@@ -53,8 +57,10 @@ def test_a_realtime_kernel_comes_in_one_transaction_and_goes_again(
     node, image = on_packages
     extensions = push(extensions_image(realtime(tmp_path)), "extensions:rt")
     boots, boot_id = node.boots, node.machine.boot_id
-    settle(node, first=machine_config("50-rt", files=FILES, os_image=image, kernel_type="realtime",
-                                      extensions_image=extensions))
+    settle(
+        node,
+        first=machine_config("50-rt", files=FILES, os_image=image, kernel_type="realtime", extensions_image=extensions),
+    )
     assert kernels(node) == {_RT}
     assert node.boots == boots + 1
     assert transactions(node, boot_id) == ["UpdateDeployment"]
@@ -70,8 +76,9 @@ def test_a_kernel_that_the_base_does_not_have_in_packages_is_given_up_and_the_no
 ) -> None:
     extensions = push(extensions_image(realtime(tmp_path)), "extensions:rt")
     settle(node, first=machine_config("50-app", files=FILES, os_image=base))
-    node.desire(first=machine_config("50-rt", files=FILES, os_image=base, kernel_type="realtime",
-                                     extensions_image=extensions))
+    node.desire(
+        first=machine_config("50-rt", files=FILES, os_image=base, kernel_type="realtime", extensions_image=extensions)
+    )
     said = node.once(expect=3)
     assert "not found" in said
     assert kernels(node) == {KERNEL}

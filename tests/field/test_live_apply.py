@@ -26,7 +26,8 @@ POLICY = "/etc/containers/policy.json"
 GOOD = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
 BETTER = '{"default": [{"type": "insecureAcceptAnything"}], "transports": {}}\n'
 BAD = '{"default": []} this makes crio fail\n'
-OLD = machine_config("50-old", files={POLICY: (GOOD, 0o640), "/etc/containers/registries.d/gone.yaml": "docker: {}\n"})
+FILES = {POLICY: (GOOD, 0o640), "/etc/containers/registries.d/gone.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"}
+OLD = machine_config("50-old", files=FILES)
 # A reload records itself, and fails for a policy that it cannot read or while somebody says so.
 CRIO = """\
 [Service]
@@ -51,7 +52,7 @@ def reloads(node: Node) -> int:
 
 
 def changed(policy: str, **more: str) -> str:
-    files = {POLICY: (policy, 0o644), "/etc/containers/registries.d/new.yaml": "docker: {}\n"}
+    files = {POLICY: (policy, 0o644), "/etc/containers/registries.d/new.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"}
     return machine_config("50-new", files={**files, **more})
 
 
@@ -68,8 +69,7 @@ def test_a_policy_file_changes_with_a_reload_and_nothing_else(node: Node) -> Non
 
 
 def test_a_path_that_disturbs_nobody_is_written_without_any_action(node: Node) -> None:
-    files = {POLICY: (GOOD, 0o640), "/etc/containers/registries.d/gone.yaml": "docker: {}\n",
-             "/var/lib/kubelet/config.json": ('{"auths": {}}\n', 0o600)}  # fmt: skip
+    files = {**FILES, "/var/lib/kubelet/config.json": ('{"auths": {}}\n', 0o600)}
     node.desire(first=machine_config("50-new", files=files, ssh_keys=["ssh-ed25519 AAAA one@stand"]))
     assert tick(node) == 0
     assert node.boots == 0 and reloads(node) == 0 and node.mode("/var/lib/kubelet/config.json") == 0o600
@@ -117,8 +117,7 @@ def test_a_reload_of_a_unit_that_is_not_there_is_said(aged: Aged) -> None:
 
 def test_a_change_that_moves_workloads_waits_for_the_drain_before_it_writes(node: Node) -> None:
     """registries.conf: Special (mcd.md 3.8)."""
-    files = {POLICY: (GOOD, 0o640), "/etc/containers/registries.d/gone.yaml": "docker: {}\n",
-             "/etc/containers/registries.conf": 'unqualified-search-registries = ["other.invalid"]\n'}  # fmt: skip
+    files = {**FILES, "/etc/containers/registries.conf": 'unqualified-search-registries = ["other.invalid"]\n'}
     before = fingerprint(node)
     node.desire(first=machine_config("50-new", files=files))
     assert tick(node) == 3 and status(node)["state"] == "Working"
@@ -130,7 +129,7 @@ def test_a_change_that_moves_workloads_waits_for_the_drain_before_it_writes(node
 
 
 def test_the_desired_config_goes_back_while_a_live_change_waits_for_its_drain(node: Node) -> None:
-    files = {POLICY: (GOOD, 0o640), "/etc/containers/registries.conf": "\n"}
+    files = {**FILES, "/etc/containers/registries.conf": "\n"}
     before = fingerprint(node)
     node.desire(first=machine_config("50-new", files=files))
     assert tick(node) == 3

@@ -55,15 +55,27 @@ def machine_config(
     if ssh_keys:
         ignition["passwd"] = {"users": [{"name": "core", "sshAuthorizedKeys": list(ssh_keys)}]}
     spec: dict[str, Any] = {"config": ignition}
-    for key, value in (("osImageURL", os_image), ("kernelArguments", list(kernel_arguments)),
-                       ("extensions", list(extensions)), ("baseOSExtensionsContainerImage", extensions_image), ("kernelType", kernel_type)):
+    for key, value in (
+        ("osImageURL", os_image),
+        ("kernelArguments", list(kernel_arguments)),
+        ("extensions", list(extensions)),
+        ("baseOSExtensionsContainerImage", extensions_image),
+        ("kernelType", kernel_type),
+    ):
         if value:
             spec[key] = value
     metadata: dict[str, Any] = {"name": name, "labels": {"machineconfiguration.openshift.io/role": "worker"}}
     if generated:
         metadata["annotations"] = {GENERATED_BY: "stand"}
-    return json.dumps({"apiVersion": "machineconfiguration.openshift.io/v1", "kind": "MachineConfig",
-                       "metadata": metadata, "spec": spec}, indent=1)
+    return json.dumps(
+        {
+            "apiVersion": "machineconfiguration.openshift.io/v1",
+            "kind": "MachineConfig",
+            "metadata": metadata,
+            "spec": spec,
+        },
+        indent=1,
+    )
 
 
 def _file(path: str, text: FileText) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`make demo`: a node taken from one MachineConfig to the next, and through the four incidents, on real components.
 
-Everything happens in one folder below /var/tmp and in processes and mount namespaces of its own; both are gone at the end,
-also when it is interrupted. Exit status 0 when all went as told.
+Everything happens in one folder below /var/tmp and in processes and mount namespaces of its own; both are gone at the
+end, also when it is interrupted. Exit status 0 when all went as told.
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ def one_config_to_the_next(stage: Stage) -> None:
         _tell(stage, node.update())
         stage.say("now another config is desired: `mcdaemon plan` says")
         config = machine_config(
-            "50-worker", files={**FILES, "/etc/app/app.conf": ("level = debug\n", 0o640)}, units=[WORKLOAD], os_image=v2,
-            kernel_arguments=["hugepagesz=2M hugepages=64"], extensions=["usbguard"], extensions_image=extensions)
+            "50-worker",
+            files={**FILES, "/etc/app/app.conf": ("level = debug\n", 0o640)},
+            units=[WORKLOAD],
+            os_image=v2,
+            kernel_arguments=["hugepagesz=2M hugepages=64"],
+            extensions=["usbguard"],
+            extensions_image=extensions,
+        )
         node.desire(worker=config)
         _tell(stage, node.mcdaemon("plan").stdout)
         boots, before = node.boots, transactions(node)
@@ -112,8 +118,10 @@ def main() -> int:
 
 
 def _play(say: Narrator, folder: Path) -> int:
-    print(f"The stand: libostree, skopeo, podman, docker-registry, dbus-daemon are real; PID 1 and rpm-ostreed are\n"
-          f"stand-ins over them (tests/stand). Everything is in {folder} and goes away with this program.")
+    print(
+        f"The stand: libostree, skopeo, podman, docker-registry, dbus-daemon are real; PID 1 and rpm-ostreed are\n"
+        f"stand-ins over them (tests/stand). Everything is in {folder} and goes away with this program."
+    )
     outcomes = []
     with Registry(folder / "registry") as registry:
         stage = Stage(folder, registry, say)

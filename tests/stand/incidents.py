@@ -34,7 +34,7 @@ ExecStart=/usr/local/bin/workload.sh
 [Install]
 WantedBy=multi-user.target
 """
-FILES = {
+FILES: dict[str, tuple[str, int]] = {
     "/etc/kubernetes/ca.crt": ("-----BEGIN CERTIFICATE-----\nnot a real one\n-----END CERTIFICATE-----\n", 0o600),
     "/etc/app/app.conf": ("level = info\n", 0o644),
     "/usr/local/bin/workload.sh": ("#!/bin/sh\nexec true\n", 0o755),
@@ -68,8 +68,13 @@ class Stage:
         return f"{self.registry.host}/{name.partition(':')[0]}@{digest}"
 
     @contextmanager
-    def node(self, image: str, settings: str = SETTINGS, transport: str = "registry",
-             profile: str = rpmostreed.DEFAULT_PROFILE) -> Iterator[Node]:
+    def node(
+        self,
+        image: str,
+        settings: str = SETTINGS,
+        transport: str = "registry",
+        profile: str = rpmostreed.DEFAULT_PROFILE,
+    ) -> Iterator[Node]:
         self._nodes += 1
         folder = self.folder / f"node-{self._nodes}"
         node = Node(folder, image, settings=settings, transport=transport, profile=profile)
@@ -88,8 +93,11 @@ class Stage:
 
 def naive(node: Node, modifiers: dict[str, object], options: dict[str, object]) -> tuple[bool, str]:
     """(success, rpm-ostree's own words) of one naive transaction."""
-    done = node.machine.run(["/usr/bin/python3", "-m", "tests.stand.naive", json.dumps(modifiers), json.dumps(options)],
-                            env={"PYTHONPATH": SOURCE}, check=False)
+    done = node.machine.run(
+        ["/usr/bin/python3", "-m", "tests.stand.naive", json.dumps(modifiers), json.dumps(options)],
+        env={"PYTHONPATH": SOURCE},
+        check=False,
+    )
     return done.returncode == 0, (done.stderr.strip() or done.stdout.strip())
 
 
@@ -115,15 +123,18 @@ def local_image_gone(stage: Stage) -> Outcome:
     """The booted origin is containers-storage, the image was collected, an extension is added."""
     v1 = stage.push(base_image(), "os:v1")
     ext = stage.push(extensions_image([usbguard(stage.folder)]), "extensions:v1")
-    config = machine_config("50-usbguard", files=FILES, units=[WORKLOAD], os_image=v1, extensions=["usbguard"],
-                            extensions_image=ext)
+    config = machine_config(
+        "50-usbguard", files=FILES, units=[WORKLOAD], os_image=v1, extensions=["usbguard"], extensions_image=ext
+    )
     stage.say("  before: rpm-ostree is asked for the package the way `rpm-ostree update --install` does")
     with stage.node(v1, transport="containers-storage", profile=_OPENS) as node:
         _repository_by_hand(node, stage)
         success, text = naive(node, {"install-packages": ["usbguard"]}, {})
         stage.say(f"    {text.splitlines()[-1][:300]}")
-        stage.check(not success and "does not resolve to an image ID" in text, "the node is degraded by an image that it "
-                    "does not need: skopeo's own words")
+        stage.check(
+            not success and "does not resolve to an image ID" in text,
+            "the node is degraded by an image that it does not need: skopeo's own words",
+        )
         before = "package install fails: " + _tail(text)
 
     stage.say("  after: mcdaemon adds the extension; nobody has to have the base image")
@@ -141,8 +152,11 @@ def local_image_gone(stage: Stage) -> Outcome:
         stage.check(node.machine.run(["mcdaemon", "validate"]).returncode == 0, "every file of the config is in place")
     _registry_down(stage, v1, ext, config)
     _image_change(stage)
-    return Outcome("1 local image collected, then an extension is added", before,
-                   "extension added, base never read, registry up or down; with an image change the registry's name")
+    return Outcome(
+        "1 local image collected, then an extension is added",
+        before,
+        "extension added, base never read, registry up or down; with an image change the registry's name",
+    )
 
 
 def _repository_by_hand(node: Node, stage: Stage) -> None:
@@ -159,8 +173,10 @@ def _registry_down(stage: Stage, v1: str, ext: str, config: str) -> None:
         try:
             node.desire(first=config)
             node.update()
-            stage.check("usbguard" in node.machine.run(["usbguard"]).stdout, "the same with the registry down, the "
-                        "extensions image being in containers-storage")
+            stage.check(
+                "usbguard" in node.machine.run(["usbguard"]).stdout,
+                "the same with the registry down, the extensions image being in containers-storage",
+            )
         finally:
             stage.registry.start()
 
@@ -174,12 +190,16 @@ def _image_change(stage: Stage) -> None:
         node.machine.write("/run/may-drain", "")
         node.desire(first=machine_config("50-v2", files=FILES, os_image=v2))
         said = node.once(expect=3)
-        stage.check("cannot find" in said and node.status()["state"] == "Working", "an image that nobody has: held, not "
-                    "degraded")
+        stage.check(
+            "cannot find" in said and node.status()["state"] == "Working",
+            "an image that nobody has: held, not degraded",
+        )
         stage.check(not node.machine.exists("/etc/app/app.conf"), "nothing was written while it was held")
         stage.push(next_image("417.94.2"), "os:v2")
         node.update()
-        stage.check("417.94.2" in node.machine.read("/etc/os-release"), "it is pushed again: the node goes on by itself")
+        stage.check(
+            "417.94.2" in node.machine.read("/etc/os-release"), "it is pushed again: the node goes on by itself"
+        )
         origin = _origin(node)
         stage.check("containers-storage" not in origin, f"the new origin is the registry's: {origin}")
 
@@ -202,15 +222,19 @@ def target_deleted(stage: Stage) -> Outcome:
         stage.registry.delete("os", v3.partition("@")[2])
         success, text = naive(node, {"set-refspec": f"ostree-unverified-registry:{v3}"}, {})
         stage.say(f"    {text.splitlines()[-1][:300]}")
-        stage.check(not success and "manifest unknown" in text, "the roll-out fails on a healthy node: the registry's own "
-                    "words")
+        stage.check(
+            not success and "manifest unknown" in text, "the roll-out fails on a healthy node: the registry's own words"
+        )
         before = "update fails after drain: " + _tail(text)
     _deleted_before_staging(stage, v1, v3)
     _deleted_while_fetching(stage, v1)
     _deleted_after_staging(stage, v1, back=False)
     _deleted_after_staging(stage, v1, back=True)
-    return Outcome("2 target image deleted in mid roll-out", before,
-                   "before and while fetching: held, nothing drained or changed; after staging: completes or is dropped")
+    return Outcome(
+        "2 target image deleted in mid roll-out",
+        before,
+        "before and while fetching: held, nothing drained or changed; after staging: completes or is dropped",
+    )
 
 
 def _deleted_before_staging(stage: Stage, v1: str, v3: str) -> None:
@@ -278,8 +302,10 @@ def _deleted_after_staging(stage: Stage, v1: str, back: bool) -> None:
             node.desire(first=old)
             boots = node.boots
             node.update()
-            stage.check(node.boots == boots and not any(d.staged for d in node.machine.deployments()),
-                        "dropped: no reboot, nothing staged")
+            stage.check(
+                node.boots == boots and not any(d.staged for d in node.machine.deployments()),
+                "dropped: no reboot, nothing staged",
+            )
         else:
             node.machine.write("/run/may-drain", "")
             node.update()
@@ -317,18 +343,29 @@ def custom_image(stage: Stage) -> Outcome:
         stage.registry.forget_requests()
         node.update()
         status = node.status()
-        stage.check(status["state"] == "Done" and node.machine.read("/etc/app/app.conf") == "level = debug\n",
-                    "the upgrade finished")
+        stage.check(
+            status["state"] == "Done" and node.machine.read("/etc/app/app.conf") == "level = debug\n",
+            "the upgrade finished",
+        )
         stage.check(node.machine.read("/usr/share/stand/custom") == "one", "the custom image was kept")
-        stage.check(status["digest"] == pinned and moved.partition("@")[2] != pinned, f"pinned to {pinned[:19]}, although "
-                    "the tag has moved")
-        stage.check(not [r for r in stage.registry.requests() if "/custom/" in r.path], "the tag was not looked at again")
-        stage.check(status["overridden_by"] == "99-custom-os" and status["release_image"] == v7, "status says who "
-                    "overrides the OS, and which release image is hidden")
+        stage.check(
+            status["digest"] == pinned and moved.partition("@")[2] != pinned,
+            f"pinned to {pinned[:19]}, although the tag has moved",
+        )
+        stage.check(
+            not [r for r in stage.registry.requests() if "/custom/" in r.path], "the tag was not looked at again"
+        )
+        stage.check(
+            status["overridden_by"] == "99-custom-os" and status["release_image"] == v7,
+            "status says who overrides the OS, and which release image is hidden",
+        )
         node.once()
         stage.check(node.status()["step"] == "rest", "and nothing more happens")
-    return Outcome("3 a custom osImageURL outlives an upgrade", before, "upgrade finished, custom image kept, digest "
-                   "pinned, override shown")
+    return Outcome(
+        "3 a custom osImageURL outlives an upgrade",
+        before,
+        "upgrade finished, custom image kept, digest pinned, override shown",
+    )
 
 
 def _upgrade_over_custom(stage: Stage, v1: str, v7: str, tag: str) -> str:
@@ -363,8 +400,10 @@ def way_back(stage: Stage) -> Outcome:
         stage.check(success, "rpm-ostree stages the plain image")
         node.machine.reboot()
         lost = [path for path in _ETC_PATHS if not node.machine.exists(path)]
-        stage.check("/etc/kubernetes/ca.crt" in lost and "/etc/systemd/system/workload.service" in lost,
-                    f"ostree's merge has dropped {len(lost)} paths: {' '.join(lost)}")
+        stage.check(
+            "/etc/kubernetes/ca.crt" in lost and "/etc/systemd/system/workload.service" in lost,
+            f"ostree's merge has dropped {len(lost)} paths: {' '.join(lost)}",
+        )
         before = f"the node boots without {len(lost)} of its files, units and links"
 
     stage.say("  after: mcdaemon takes the same way")
@@ -375,21 +414,33 @@ def way_back(stage: Stage) -> Outcome:
         said = node.update()
         stage.check(node.boots == boots + 1, "ONE reboot")
         dropped = [line for line in said.splitlines() if "would have been dropped" in line]
-        stage.check(any("/etc/kubernetes/ca.crt" in line for line in dropped), f"before the drain it said which "
-                    f"{len(dropped)} paths the merge would have dropped")
-        stage.check(said.index("would have been dropped") < said.index("drain:") < said.index("verify-root:"),
-                    "the report came before the drain, the real root was validated before the reboot")
+        stage.check(
+            any("/etc/kubernetes/ca.crt" in line for line in dropped),
+            f"before the drain it said which {len(dropped)} paths the merge would have dropped",
+        )
+        stage.check(
+            said.index("would have been dropped") < said.index("drain:") < said.index("verify-root:"),
+            "the report came before the drain, the real root was validated before the reboot",
+        )
         _all_there(stage, node)
         stage.check("417.94.1" in node.machine.read("/etc/os-release"), "the plain image is booted")
         stage.check(node.mcdaemon("validate").returncode == 0, "validate finds nothing wrong")
-    return Outcome("4 the way back from a layered image", before, "ONE reboot, every file, unit and link there, the agent "
-                   "included")
+    return Outcome(
+        "4 the way back from a layered image", before, "ONE reboot, every file, unit and link there, the agent included"
+    )
 
 
 _LINK = "/etc/systemd/system/multi-user.target.wants/workload.service"
-_ETC_PATHS = ("/etc/kubernetes/ca.crt", "/etc/app/app.conf", "/etc/systemd/system/workload.service",
-              "/etc/systemd/system/workload.service.d/10-limits.conf", _LINK, "/etc/systemd/system/mcdaemon.service",
-              "/etc/systemd/system/mcdaemon-early.service", "/etc/systemd/system/multi-user.target.wants/mcdaemon.service")
+_ETC_PATHS = (
+    "/etc/kubernetes/ca.crt",
+    "/etc/app/app.conf",
+    "/etc/systemd/system/workload.service",
+    "/etc/systemd/system/workload.service.d/10-limits.conf",
+    _LINK,
+    "/etc/systemd/system/mcdaemon.service",
+    "/etc/systemd/system/mcdaemon-early.service",
+    "/etc/systemd/system/multi-user.target.wants/mcdaemon.service",
+)
 
 
 def _bake(stage: Stage, v1: str, config: str) -> Image:
@@ -398,8 +449,17 @@ def _bake(stage: Stage, v1: str, config: str) -> Image:
         node.desire(first=config)
         node.update()
         layer: dict[str, images.Entry] = {}
-        listing = node.machine.run(["find", "/etc/kubernetes", "/etc/app", "/etc/systemd/system", "/etc/mcdaemon",
-                                    "/etc/tmpfiles.d", "/etc/systemd/system-preset"]).stdout
+        listing = node.machine.run(
+            [
+                "find",
+                "/etc/kubernetes",
+                "/etc/app",
+                "/etc/systemd/system",
+                "/etc/mcdaemon",
+                "/etc/tmpfiles.d",
+                "/etc/systemd/system-preset",
+            ]
+        ).stdout
         for path in listing.split():
             layer[path.lstrip("/")] = _as_image_entry(node, path)
     return layer_on(base_image(), layer, labels={"org.opencontainers.image.version": "417.94.1-layered"})
@@ -425,8 +485,10 @@ def _all_there(stage: Stage, node: Node) -> None:
         info = node.machine.lstat(path)
         if (node.machine.read(path), stat.S_IMODE(info.st_mode), info.st_uid) != (text, mode, 0):
             raise AssertionError(f"{path} is not what the config says")
-    stage.check(all(node.machine.exists(path) for path in _ETC_PATHS), "every file, unit, drop-in and enablement link is "
-                "there with mode and owner, the agent's own too")
+    stage.check(
+        all(node.machine.exists(path) for path in _ETC_PATHS),
+        "every file, unit, drop-in and enablement link is there with mode and owner, the agent's own too",
+    )
     stage.check(node.machine.readlink(_LINK) == "/etc/systemd/system/workload.service", "the workload is enabled")
 
 

@@ -3,7 +3,7 @@
     python3 -m tests.stand.naive '{"set-refspec": "..."}' '{"no-pull-base": true}'
 
 One rpm-ostree transaction as `rpm-ostree update` or `rpm-ostree rebase` would make it: unlocked, to be finalized by the
-next shutdown. Prints what rpm-ostree says; exit status 1 when it failed. Runs in the node and shares nothing with mcdaemon.
+next shutdown. Prints what rpm-ostree says; exit status 1 when it failed. It shares nothing with mcdaemon.
 """
 
 from __future__ import annotations
@@ -32,21 +32,51 @@ def transact(modifiers: dict[str, Any], options: dict[str, Any]) -> tuple[bool, 
     """UpdateDeployment, followed to its end: (success, text)."""
     bus = Gio.bus_get_sync(Gio.BusType.SYSTEM, None)
     _start(bus)
-    bus.call_sync(NAME, SYSROOT, f"{NAME}.Sysroot", "RegisterClient",
-                  GLib.Variant("(a{sv})", ({"id": GLib.Variant("s", "naive")},)), None, 0, TIMEOUT, None)
-    booted = bus.call_sync(NAME, SYSROOT, "org.freedesktop.DBus.Properties", "Get",
-                           GLib.Variant("(ss)", (f"{NAME}.Sysroot", "Booted")), None, 0, TIMEOUT, None).unpack()[0]
-    arguments = ({key: variant(value) for key, value in modifiers.items()},
-                 {key: variant(value) for key, value in options.items()})
-    address = bus.call_sync(NAME, booted, f"{NAME}.OS", "UpdateDeployment", GLib.Variant("(a{sv}a{sv})", arguments),
-                            None, 0, TIMEOUT, None).unpack()[0]
+    bus.call_sync(
+        NAME,
+        SYSROOT,
+        f"{NAME}.Sysroot",
+        "RegisterClient",
+        GLib.Variant("(a{sv})", ({"id": GLib.Variant("s", "naive")},)),
+        None,
+        0,
+        TIMEOUT,
+        None,
+    )
+    booted = bus.call_sync(
+        NAME,
+        SYSROOT,
+        "org.freedesktop.DBus.Properties",
+        "Get",
+        GLib.Variant("(ss)", (f"{NAME}.Sysroot", "Booted")),
+        None,
+        0,
+        TIMEOUT,
+        None,
+    ).unpack()[0]
+    arguments = (
+        {key: variant(value) for key, value in modifiers.items()},
+        {key: variant(value) for key, value in options.items()},
+    )
+    address = bus.call_sync(
+        NAME, booted, f"{NAME}.OS", "UpdateDeployment", GLib.Variant("(a{sv}a{sv})", arguments), None, 0, TIMEOUT, None
+    ).unpack()[0]
     return _follow(address)
 
 
 def _start(bus: Any) -> None:
     """Start the service and wait until it owns its name."""
-    bus.call_sync("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager",
-                  "StartUnit", GLib.Variant("(ss)", ("rpm-ostreed.service", "replace")), None, 0, TIMEOUT, None)
+    bus.call_sync(
+        "org.freedesktop.systemd1",
+        "/org/freedesktop/systemd1",
+        "org.freedesktop.systemd1.Manager",
+        "StartUnit",
+        GLib.Variant("(ss)", ("rpm-ostreed.service", "replace")),
+        None,
+        0,
+        TIMEOUT,
+        None,
+    )
     loop = GLib.MainLoop()
     Gio.bus_watch_name_on_connection(bus, NAME, Gio.BusNameWatcherFlags.NONE, lambda *_: loop.quit(), None)
     loop.run()

@@ -76,8 +76,16 @@ class Node:
     `daemon`: mcdaemon.service runs by itself; otherwise each round is taken by hand.
     """
 
-    def __init__(self, folder: Path, image: str, daemon: bool = False, profile: str = rpmostreed.DEFAULT_PROFILE,
-                 kargs: Sequence[str] = (), settings: str = SETTINGS, transport: str = "registry") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        image: str,
+        daemon: bool = False,
+        profile: str = rpmostreed.DEFAULT_PROFILE,
+        kargs: Sequence[str] = (),
+        settings: str = SETTINGS,
+        transport: str = "registry",
+    ) -> None:
         units = dict(rpmostreed.units(SOURCE, profile))
         if not daemon:
             units["mcdaemon.service.d/50-by-hand.conf"] = _BY_HAND
@@ -96,8 +104,15 @@ class Node:
     def _install_agent(self, settings: str) -> None:
         root = self.machine.root
         self.machine.write("/etc/mcdaemon/mcdaemon.yaml", settings)
-        subprocess.run(["make", "--silent", "install", f"DESTDIR={root}"], cwd=PROJECT, check=True, capture_output=True,
-                       text=True, timeout=INSTALL_TIMEOUT, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            ["make", "--silent", "install", f"DESTDIR={root}"],
+            cwd=PROJECT,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
         self.machine.run(["mkdir", "-p", DESIRED])
         if "B" in self.profile:
             self.machine.write("/usr/local/bin/ostree", _UNLOCKING_OSTREE, 0o755)
@@ -154,8 +169,9 @@ class Node:
     def __enter__(self) -> Node:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
         self.close()
 
 
@@ -171,11 +187,27 @@ def _import(repo: Path, image: str, origin: str) -> str:
     """Import an image into the node's repository from outside, as an installer does; returns the commit."""
     with tempfile.TemporaryDirectory(prefix="stand-install-") as scratch:
         layout = f"oci:{scratch}:image"
-        copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--preserve-digests", "--src-tls-verify=false",
-                f"docker://{image}", layout]
+        copy = [
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--preserve-digests",
+            "--src-tls-verify=false",
+            f"docker://{image}",
+            layout,
+        ]
         _run(private(copy))
-        return _run([sys.executable, "-m", "tests.stand.ostree_import", f"--repo={repo}", f"--target={origin}",
-                     f"ostree-unverified-image:{layout}"]).strip()
+        return _run(
+            [
+                sys.executable,
+                "-m",
+                "tests.stand.ostree_import",
+                f"--repo={repo}",
+                f"--target={origin}",
+                f"ostree-unverified-image:{layout}",
+            ]
+        ).strip()
 
 
 def _run(argv: Sequence[str]) -> str:

@@ -46,7 +46,8 @@ def test_the_settings_it_shows_have_these_defaults(keys: str, default: str) -> N
     for number, key in enumerate(re.findall(r"`([a-z_.]+)`", keys)):
         value = reduce(getattr, key.split("."), Settings())
         wanted = default.split(", ")[number] if "," in default else default
-        assert f"{value:g}" == wanted if isinstance(value, float) else (str(value) if value else "none") == wanted.strip("`")
+        shown = f"{value:g}" if isinstance(value, float) else str(value) if value else "none"
+        assert shown == wanted.strip("`")
 
 
 def test_the_order_of_an_update_names_every_step_that_has_an_effect() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -244,7 +244,7 @@ def as_version(machine: Machine, version: str) -> None:
     (usr(machine) / "bin/python3").symlink_to(f"python{version}")
 
 
-STRANDING = {
+STRANDING: dict[str, Callable[[Machine], object]] = {
     "no python3": lambda machine: missing(machine, "bin/python3"),
     "no gi": lambda machine: missing(machine, "lib64/python3.11/site-packages/gi/__init__.py"),
     "a link that leads nowhere": lambda machine: missing(machine, "bin/python3.11"),
