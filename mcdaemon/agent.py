@@ -10,14 +10,15 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Optional
 
 from gi.repository import Gio, GLib
 
-from mcdaemon.context import RUNTIME, Context
+from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Step, decide
 from mcdaemon.errors import Broken, Failure, Held, Transient, from_os_error
 from mcdaemon.host import process
@@ -57,6 +58,7 @@ class Agent:
         """One round; None when the node could not even be observed. Never raises a Failure: it is reported."""
         if self._held is not None and time.monotonic() >= self._next:
             self._held = None
+        self._performer.retry_if_asked()
         try:
             facts = self._observer.observe(self._held)
         except Failure as error:
@@ -122,21 +124,24 @@ class Agent:
             if decision.step in _PATIENT or decision.step in _REBOOTING or self._held is not None:
                 return decision, self._held
 
-    def run(self) -> None:
-        """Rounds until SIGTERM."""
+    def run(self, before_waiting: Callable[[], None] = lambda: None) -> None:
+        """Rounds until SIGTERM. `before_waiting` is called whenever there is nothing to do for now."""
         self._prepare()
         waker = _Waker(Path(self._context.settings.source.directory.path), self._notifier)
+        process.on_wait(self._notifier.watchdog, waker.has_to_end)
         try:
             self._notifier.ready("started")
             while not waker.stopped:
                 decision = self.round()
                 waker.beat()
+                waker.look()  # a SIGTERM that came during the step counts before the next one
                 if decision is not None and decision.step not in _PATIENT | _REBOOTING and self._held is None:
                     continue
                 if decision is not None and decision.step is Step.REST:
                     # At rest nothing of ours keeps rpm-ostreed in memory.
                     with contextlib.suppress(Transient):
                         self._context.rpmostree.disconnect()
+                before_waiting()
                 waker.wait(self._due() - time.monotonic())
         finally:
             self._notifier.stopping()
@@ -160,6 +165,7 @@ class _Waker:
 
     def __init__(self, source: Path, notifier: Notifier) -> None:
         self.stopped = False
+        self._woken = False
         self._notifier = notifier
         self._loop = GLib.MainLoop()
         self._signals = [
@@ -170,16 +176,28 @@ class _Waker:
         interval = watchdog_interval()
         self._beat = GLib.timeout_add(int(interval * 500), self.beat) if interval else 0
         self._monitor = Gio.File.new_for_path(os.fspath(source)).monitor_directory(Gio.FileMonitorFlags.NONE, None)
-        self._monitor.connect("changed", lambda *_: self._loop.quit())
+        self._monitor.connect("changed", lambda *_: self._wake())
 
     def wait(self, seconds: float) -> None:
         """Return after `seconds`, or earlier when something happened."""
         timer = GLib.timeout_add(max(1, int(seconds * 1000)), self._expired)
         self._expiry = timer
-        if not self.stopped:
+        if not self.stopped and not self._woken:
             self._loop.run()
+        self._woken = False
         if self._expiry:
             GLib.source_remove(timer)
+
+    def look(self) -> None:
+        """Take note of what happened meanwhile, without waiting."""
+        context = GLib.MainContext.default()
+        while context.pending():
+            context.iteration(False)
+
+    def has_to_end(self) -> bool:
+        """Whether SIGTERM has come, also while a step waits for something."""
+        self.look()
+        return self.stopped
 
     def beat(self) -> bool:
         self._notifier.watchdog()
@@ -196,6 +214,7 @@ class _Waker:
         return False
 
     def _wake(self) -> bool:
+        self._woken = True  # may come while nobody waits in the loop (`look`), and must not be lost then
         self._loop.quit()
         return True
 
@@ -210,7 +229,7 @@ def _level(decision: Decision) -> int:
 
 
 def make_places(context: Context) -> None:
-    for folder in (Path(context.settings.state_dir), RUNTIME):
+    for folder in (Path(context.settings.state_dir), context.runtime):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -218,7 +237,7 @@ def make_places(context: Context) -> None:
 
 
 @contextlib.contextmanager
-def only_one(folder: Path = RUNTIME) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Hold the lock that keeps a second agent off this node. Raises Broken naming the first."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -237,6 +256,19 @@ def only_one(folder: Path = RUNTIME) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def wake(folder: Path) -> bool:
+    """Let the agent that runs look again at once; False when none runs."""
+    try:
+        with only_one(folder):
+            return False
+    except Broken:
+        first = (folder / "lock").read_text(errors="replace").split()
+        with contextlib.suppress(ProcessLookupError):
+            if first[:1] == ["process"] and first[1].isdigit():
+                os.kill(int(first[1]), signal.SIGHUP)
+        return True
 
 
 def _command() -> str:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Optional
 
-from mcdaemon.context import Context
+from mcdaemon.context import RUNTIME, Context
 from mcdaemon.desired.directory import DirectorySource
 from mcdaemon.desired.policy import load_policy
 from mcdaemon.host.bus import Bus, Logind, Systemd
@@ -25,7 +25,7 @@ from mcdaemon.update.payload import Shelf
 log = logging.getLogger("mcdaemon")
 
 
-def assemble(settings: Settings) -> Context:
+def assemble(settings: Settings, runtime: Path = RUNTIME) -> Context:
     """Everything that the agent needs; nothing is connected or read yet but the disruption policy."""
     bus = Bus()
     systemd = Systemd(bus)
@@ -49,6 +49,7 @@ def assemble(settings: Settings) -> Context:
         payloads=Shelf(state / "payload"),
         undo=Shelf(state / "undo"),
         policy=load_policy(settings.disruption.policy_file),
+        runtime=runtime,
     )
 
 

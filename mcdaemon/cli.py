@@ -9,13 +9,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
 from mcdaemon import __version__, assembly
 from mcdaemon import settings as settings_file
-from mcdaemon.agent import Agent, make_places, only_one
+from mcdaemon.agent import Agent, make_places, only_one, wake
 from mcdaemon.context import RUNTIME, Context
 from mcdaemon.decide import Step, decide
 from mcdaemon.errors import Failure, Held, Irreconcilable, Transient
@@ -94,12 +94,12 @@ def _log_to_stderr(verbose: bool) -> None:
 
 
 def _context(arguments: argparse.Namespace) -> Context:
-    return assembly.assemble(settings_file.load(arguments.settings))
+    return assembly.assemble(settings_file.load(arguments.settings), RUNTIME)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     _require_root()
-    with only_one():
+    with only_one(RUNTIME):
         context = _context(arguments)
         make_places(context)
         board = Board()
@@ -108,8 +108,8 @@ def _run(arguments: argparse.Namespace) -> int:
         agent = Agent(context, reporter, Notifier.from_environment())
         if arguments.once:
             return _once(agent)
-        with _metrics(context, board):
-            agent.run()
+        with _metrics(context, board) as serve:
+            agent.run(serve)
         return OK
 
 
@@ -123,20 +123,28 @@ def _once(agent: Agent) -> int:
 
 
 @contextlib.contextmanager
-def _metrics(context: Context, board: Board) -> Iterator[None]:
+def _metrics(context: Context, board: Board) -> Iterator[Callable[[], None]]:
+    """What to call to serve metrics, again and again: the port may be taken for a while (a machine-config-daemon that
+    is being replaced), and a node must not miss an update for want of a port."""
     listen = context.settings.metrics
-    endpoint = Endpoint(board, listen.address, listen.port) if listen.listen else None
-    try:
-        if endpoint is not None:
-            try:
-                endpoint.start()
-            except Failure as error:
-                # A node must not miss an update for want of a port.
+    endpoint = Endpoint(board, listen.address, listen.port)
+    complaints: set[str] = set()
+
+    def serve() -> None:
+        if not listen.listen:
+            return
+        try:
+            endpoint.start()
+        except Failure as error:
+            if str(error) not in complaints:
+                complaints.add(str(error))
                 logging.getLogger("mcdaemon").error("%s", error)
-        yield
+
+    serve()
+    try:
+        yield serve
     finally:
-        if endpoint is not None:
-            endpoint.stop()
+        endpoint.stop()
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -207,16 +215,19 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _retry(arguments: argparse.Namespace) -> int:
+    """The agent writes the journal, nobody else: it is asked, and does it in its next round."""
     _require_root()
-    path = assembly.assemble(settings_file.load(arguments.settings)).journal
-    record, alien = journal.load(path)
+    context = _context(arguments)
+    make_places(context)
+    record, alien = journal.load(context.journal)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
     if record.failed is None:
         print("no target is remembered as failed")
         return OK
-    journal.store(path, dataclasses.replace(record, failed=None))
-    print(f"will be tried again: {record.failed.reason}")
+    context.retry.touch()
+    when = "now" if wake(RUNTIME) else "with the next `mcdaemon run`"
+    print(f"will be tried again {when}: {record.failed.reason}")
     return OK
 
 

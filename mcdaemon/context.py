@@ -35,7 +35,13 @@ class Context:
     payloads: Shelf
     undo: Shelf
     policy: Policy
+    runtime: Path
 
     @property
     def journal(self) -> Path:
         return Path(self.settings.state_dir) / "journal.json"
+
+    @property
+    def retry(self) -> Path:
+        """Its existence asks the agent to try a failed target again."""
+        return Path(self.settings.state_dir) / "retry"

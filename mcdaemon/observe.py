@@ -6,9 +6,11 @@ import dataclasses
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
-from mcdaemon.context import RUNTIME, Context
+from mcdaemon import settings
+from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
 from mcdaemon.desired.directory import Desired
 from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
@@ -77,7 +79,8 @@ class Observer:
         identity = boot.boot_id(context.machine.top / "proc")
         wish = desired.config.identity if desired else None
         if refusal:
-            wish = update.desired if update else "unreadable"
+            # A live change must not stay half done while somebody repairs the file; a staged one can wait.
+            wish = update.desired if update and not update.live else "unreadable"
         observation = Observation(wish, current.identity if current else None)
         facts = Facts(desired, current, record, booted, identity, observation, alien=self.alien, held=hold)
         if update is None and desired is not None and current is not None and wish == current.identity:
@@ -138,7 +141,11 @@ class Observer:
 
     def _check_reconcilable(self, facts: Facts) -> None:
         assert facts.desired is not None
-        reconcile.reconcile(facts.current, facts.desired.config, reconcile.Facts(fips=self._fips()))
+        config = facts.desired.config
+        reconcile.reconcile(facts.current, config, reconcile.Facts(fips=self._fips()))
+        for spec in config.files:
+            if spec.path == settings.PATH:
+                _check_settings(config.name, spec.content)
 
     def _fips(self) -> Optional[bool]:
         try:
@@ -215,8 +222,8 @@ class Observer:
             return Health.BAD, str(error)
         if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
-        settings = context.settings.health
-        deadline = first_seen() + settings.timeout_seconds
+        gate = context.settings.health
+        deadline = first_seen(context.runtime) + gate.timeout_seconds
         report = verify.validate(context.root, load.expected())
         trouble = "" if report.ok else report.text()
         config = self.carried()
@@ -225,12 +232,21 @@ class Observer:
             trouble = "the running kernel arguments are not those of the config"
         if trouble:
             return (Health.PENDING if time.monotonic() < deadline else Health.BAD), trouble
-        return health.check(context.systemd, settings.units, context.settings.scripts, deadline)
+        return health.check(context.systemd, gate.units, context.settings.scripts, deadline)
 
     def _progress(self, facts: Facts) -> Optional[Progress]:
         if facts.update is None:
             return None
         return facts.update.progress(facts.boot_id, facts.staged.name if facts.staged else "", facts.pending)
+
+
+def _check_settings(name: str, content: bytes) -> None:
+    """A config may bring the agent's own settings; broken ones would keep it from confirming, and from going back."""
+    try:
+        settings.parse(content.decode("utf-8", "replace"), settings.PATH)
+    except Broken as error:
+        raise Irreconcilable(f"cannot go to {name}: it brings settings that cannot be used: {error.sentence}",
+                             "/spec/config/storage/files") from error
 
 
 def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
@@ -243,10 +259,10 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_seen() -> float:
+def first_seen(runtime: Path) -> float:
     """When (monotonic seconds) the agent first ran in this boot; the health gate's time limit counts from there, not
     from a restart of the agent."""
-    path = RUNTIME / "first-seen"
+    path = runtime / "first-seen"
     try:
         return float(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -66,7 +66,8 @@ class Performer:
         update = record.update
         known = {update.id} if update is not None else set()
         context = self._context
-        for shelf in (context.payloads, context.undo):
+        # With an unusable journal nobody can say that a record of shared files is not needed any more: it stays.
+        for shelf in (context.payloads,) if alien else (context.payloads, context.undo):
             for identity in shelf.identities():
                 if identity not in known:
                     shelf.drop(identity)
@@ -81,6 +82,12 @@ class Performer:
             # A node without podman has none; otherwise the next start looks again.
             log.info("%s", error)
         return alien
+
+    def retry_if_asked(self) -> None:
+        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal."""
+        if self._context.retry.exists():
+            self._store(dataclasses.replace(self._record(), failed=None))
+            self._context.retry.unlink()
 
     def perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step. Raises Failure; a target that turns out to be impossible is written down first."""
@@ -158,6 +165,7 @@ class Performer:
         if not plan.image:
             return ""
         authfile.link(self._context.machine.top)
+        self._note(origin=f"{Transport.STORAGE.value}:")  # there may be a hold from now on, whatever happens next
         return self._context.images.hold(plan.image, update.digest, update.id).origin()
 
     @contextlib.contextmanager

@@ -146,7 +146,12 @@ class Systemd:
             loop.quit()
             return False
 
+        def lost(*_arguments: Any) -> None:
+            state["late"] = True
+            loop.quit()
+
         connection = self._bus.bus.con
+        closed = connection.connect("closed", lost)
         subscription = connection.signal_subscribe(
             _SYSTEMD, f"{_SYSTEMD}.Manager", "JobRemoved", _MANAGER, None, Gio.DBusSignalFlags.NONE, removed)
         timer = GLib.timeout_source_new(int(timeout * 1000))
@@ -163,7 +168,10 @@ class Systemd:
         finally:
             timer.destroy()
             pulse.destroy()
+            connection.disconnect(closed)
             connection.signal_unsubscribe(subscription)
+        if state["job"] not in results and connection.is_closed():
+            raise Transient(f"cannot {doing}: the bus connection was lost", f"see `systemctl status {unit}`")
         if state["job"] not in results:
             raise Transient(f"cannot {doing}: no result within {timeout:.0f} s", f"see `systemctl status {unit}`")
         return results[state["job"]]

@@ -324,7 +324,13 @@ def move_aside(path: Path, aside: Path) -> None:
     """Give one of the daemon's own state files another name in the same directory. Raises as the module says."""
     with _naming("set aside", path):
         os.rename(path, aside)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in one of the daemon's own directories to the disk. Raises as the module says."""
+    with _naming("sync", path):
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
         finally:

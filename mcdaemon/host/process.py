@@ -22,13 +22,32 @@ def _silent() -> None:
 _LEFT = 1.0
 """Seconds that a killed program has for its last words."""
 
+STOPPED = "told-to-stop"
+"""Code of the error of a wait that was given up because the agent has to end."""
+
+
+def _never() -> bool:
+    """Nobody ends this process but by killing it."""
+    return False
+
+
 _sign_of_life: Callable[[], object] = _silent
+_has_to_end: Callable[[], bool] = _never
 
 
-def on_wait(sign_of_life: Callable[[], object]) -> None:
-    """Call `sign_of_life` every few seconds while a program runs: the loop waits, it does not hang."""
-    global _sign_of_life  # one process has one watchdog
-    _sign_of_life = sign_of_life
+def on_wait(sign_of_life: Callable[[], object], has_to_end: Callable[[], bool] = _never) -> None:
+    """Call `sign_of_life` every few seconds while a program runs: the loop waits, it does not hang.
+
+    `has_to_end`: asked as often; when true, the wait is given up (a drain can take an hour, systemd's patience is 90 s).
+    """
+    global _sign_of_life, _has_to_end  # one process has one watchdog
+    _sign_of_life, _has_to_end = sign_of_life, has_to_end
+
+
+def check_end(doing: str, hint: str = "") -> None:
+    """In a wait that may be given up. Raises Transient with the code STOPPED when the agent has to end."""
+    if _has_to_end():
+        raise Transient(f"cannot {doing}: the agent was told to stop", hint, STOPPED)
 
 
 def alive() -> bool:
@@ -56,6 +75,11 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
             break
         except subprocess.TimeoutExpired as error:
             _sign_of_life()
+            try:
+                check_end(doing, "it is done again")
+            except Transient:
+                _end(child)
+                raise
             if time.monotonic() >= deadline:
                 _end(child)
                 raise Transient(f"cannot {doing}: {argv[0]} did not end within {timeout:.0f} s") from error

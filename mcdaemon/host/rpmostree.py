@@ -388,6 +388,7 @@ class _Peer:
                 if self._closed and not context.pending():
                     return
                 context.iteration(True)
+                process.check_end(doing, "the transaction goes on by itself and is found again")
                 silence = time.monotonic() - self._last_sign
                 if silence > self._idle_timeout and not self._cancelled:
                     self._cancel(peer)

@@ -45,5 +45,7 @@ def _scripts(folder: Path) -> str:
         try:
             process.run([os.fspath(script)], f"pass the health script {script}", SCRIPT_TIMEOUT, Broken)
         except Failure as error:
+            if error.code == process.STOPPED:
+                raise  # no verdict: it was not the script that failed
             return str(error)
     return ""

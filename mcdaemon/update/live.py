@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Optional
 
 from mcdaemon.errors import Broken
@@ -32,7 +32,7 @@ def apply(update: str, new: MachineConfig, old: Optional[MachineConfig], plan: P
     payloads.save(load, entries)
     commit.remember(load, undo, root, lambda _path: True)
     commit.apply(load, payloads, root)
-    act(plan.actions, bool(plan.difference.units), systemd)
+    act(plan.actions, bool(plan.difference.units), systemd, removed=plan.difference.removed_units)
     report = verify.validate(root, load.expected())
     if report.mismatches:
         raise Broken(f"cannot apply {new.name} without a reboot: {report.text()}")
@@ -55,8 +55,10 @@ def take_back(update: str, old: Optional[MachineConfig], policy: Policy, root: R
 
 
 def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd,
-        complain: Optional[Callable[[str, Broken], object]] = None) -> None:
+        complain: Optional[Callable[[str, Broken], object]] = None, removed: Collection[str] = ()) -> None:
     """Do what the disruption policy says, in its order, and check that it had an effect.
+
+    `removed`: units that the change takes away; they are stopped, whatever the policy does to them otherwise.
 
     `complain`: told of what is broken instead of raising it. On the way back a unit may be gone with its config, or
     have been broken before; going on trying would keep the node from everything else.
@@ -69,7 +71,8 @@ def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd,
             systemd.reload()
         elif action.kind is ActionKind.SPECIAL or action.kind in _JOBS:
             try:
-                _job(systemd, _JOBS.get(action.kind, "Reload"), action.unit or CRIO)
+                verb = "Stop" if action.unit in removed else _JOBS.get(action.kind, "Reload")
+                _job(systemd, verb, action.unit or CRIO)
             except Broken as error:
                 if complain is None:
                     raise

@@ -252,6 +252,8 @@ class Shelf:
             if entry.node.kind is Kind.FILE:
                 files.write_atomic(contents / entry.node.sha256, entry.content)
         files.write_atomic(place / "payload.json", _encode(payload))
+        for folder in (self.folder, self.folder.parent):
+            files.sync_directory(folder)
 
     def load(self, identity: str) -> Optional[Payload]:
         """The payload, None when there is none (or it was never completed). Raises Broken when it is torn."""

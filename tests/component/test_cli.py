@@ -14,9 +14,11 @@ from typing import Any, Optional
 
 import pytest
 
-from mcdaemon import cli
+from mcdaemon import assembly, cli
+from mcdaemon import settings as settings_file
 from mcdaemon.agent import only_one
 from mcdaemon.errors import Broken
+from mcdaemon.perform import Performer
 from mcdaemon.report.status import Status
 from mcdaemon.report.status import store as store_status
 from mcdaemon.update import journal
@@ -159,7 +161,7 @@ def test_an_image_that_nobody_has_is_waited_for_and_every_source_is_named(
 # -- status -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "runtime"
     path.mkdir()
@@ -218,7 +220,13 @@ def test_a_target_that_failed_may_be_tried_again(settings: Path, capsys: pytest.
     journal.store(journal_of(settings), Journal(update, FAILED_TARGET.failed, DIGEST))
     assert run(settings, "retry") == cli.OK
     assert "kubelet.service is failed" in capsys.readouterr().out
+    assert journal.load(journal_of(settings))[0].failed, "only the agent writes the journal"
+    performer = Performer(assembly.assemble(settings_file.load(str(settings))))
+    performer.retry_if_asked()
     assert journal.load(journal_of(settings)) == (Journal(update, None, DIGEST), "")
+    journal.store(journal_of(settings), Journal(update, FAILED_TARGET.failed, DIGEST))
+    performer.retry_if_asked()
+    assert journal.load(journal_of(settings))[0].failed, "asked once, tried once"
 
 
 @as_root

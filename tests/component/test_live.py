@@ -160,8 +160,8 @@ def test_a_systemd_that_does_not_answer_is_a_passing_trouble_and_the_step_can_be
 def test_a_file_that_a_service_changes_at_once_did_not_take(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     real = live.act
 
-    def act(*arguments: Any) -> None:
-        real(*arguments)
+    def act(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
         (node.root.path / APP[1:]).write_bytes(b"the service's own idea")
 
     monkeypatch.setattr(live, "act", act)

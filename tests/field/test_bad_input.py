@@ -33,8 +33,6 @@ def node(shared: Node) -> Iterator[Node]:
     before = fingerprint(shared)
     yield shared
     assert fingerprint(shared) == before and transactions(shared) == []
-    shared.desire(first=OLD)
-    assert shared.mcdaemon("run", "--once", check=False).returncode == 0
 
 
 def refused(node: Node, *arguments: str) -> str:

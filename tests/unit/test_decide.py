@@ -21,8 +21,8 @@ Pair = tuple[Observation, Decision]
 def without_update() -> Iterator[Observation]:
     fields: dict[str, Iterable[Any]] = {
         "desired": (None, "new", "old"), "current": (None, "old"), "staged": Staged, "pending": YES_NO,
-        "reboot": YES_NO, "drain": YES_NO, "os_changes": YES_NO, "refusal": ("", "refused"), "failed_before": ("", "failed"),
-        "hold": ("", "held"), "drift": ("", "drift"),
+        "reboot": YES_NO, "drain": YES_NO, "os_changes": YES_NO, "refusal": ("", "refused"),
+        "failed_before": ("", "failed"), "hold": ("", "held"), "drift": ("", "drift"),
     }  # fmt: skip
     for values in itertools.product(*fields.values()):
         yield Observation(**dict(zip(fields, values)))
