@@ -249,8 +249,10 @@ def only_one(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             first = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            raise Broken(f"cannot start: mcdaemon already runs on this node as {first}",
-                         "use `mcdaemon status`, or stop mcdaemon.service first") from error
+            raise Broken(
+                f"cannot start: mcdaemon already runs on this node as {first}",
+                "use `mcdaemon status`, or stop mcdaemon.service first",
+            ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} (`{_command()}`)\n".encode(), 0)
         yield

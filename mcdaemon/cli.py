@@ -57,8 +57,10 @@ def _exit_status(error: Failure) -> int:
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(
-        prog="mcdaemon", description="Brings this node to its MachineConfig.",
-        epilog="Exit status: 0 done, 1 error, 2 usage, 3 waiting for something outside, 4 config refused.")
+        prog="mcdaemon",
+        description="Brings this node to its MachineConfig.",
+        epilog="Exit status: 0 done, 1 error, 2 usage, 3 waiting for something outside, 4 config refused.",
+    )
     top.add_argument("--settings", default=settings_file.PATH, metavar="FILE", help="settings file (%(default)s)")
     top.add_argument("-v", "--verbose", action="store_true", help="say more")
     top.add_argument("--version", action="version", version=f"mcdaemon {__version__}")
@@ -81,8 +83,9 @@ def parser() -> argparse.ArgumentParser:
     validate.set_defaults(run=_validate)
     retry = commands.add_parser("retry", help="try a target again that was taken back")
     retry.set_defaults(run=_retry)
-    commands.add_parser("early", help="(for mcdaemon-early.service) complete or put back files before boot goes on"
-                        ).set_defaults(run=_early)
+    commands.add_parser(
+        "early", help="(for mcdaemon-early.service) complete or put back files before boot goes on"
+    ).set_defaults(run=_early)
     return top
 
 
@@ -103,8 +106,9 @@ def _run(arguments: argparse.Namespace) -> int:
         context = _context(arguments)
         make_places(context)
         board = Board()
-        reporter = Reporter(Path(context.settings.state_dir), RUNTIME, board,
-                            context.settings.hold.degraded_after_seconds)
+        reporter = Reporter(
+            Path(context.settings.state_dir), RUNTIME, board, context.settings.hold.degraded_after_seconds
+        )
         agent = Agent(context, reporter, Notifier.from_environment())
         if arguments.once:
             return _once(agent)
@@ -155,13 +159,19 @@ def _plan(arguments: argparse.Namespace) -> int:
     decision = decide(facts.observation)
     plan = facts.plan
     if arguments.json:
-        print(json.dumps({
-            "step": decision.step.value, "why": decision.why,
-            "current": facts.current.name if facts.current else None,
-            "desired": facts.desired.config.name if facts.desired else None,
-            "plan": None if plan is None else plan.lines(),
-            "digest": facts.resolution.digest if facts.resolution else "",
-        }, indent=1))
+        print(
+            json.dumps(
+                {
+                    "step": decision.step.value,
+                    "why": decision.why,
+                    "current": facts.current.name if facts.current else None,
+                    "desired": facts.desired.config.name if facts.desired else None,
+                    "plan": None if plan is None else plan.lines(),
+                    "digest": facts.resolution.digest if facts.resolution else "",
+                },
+                indent=1,
+            )
+        )
     else:
         print(f"next step: {decision.step.value}: {decision.why}")
         for line in [] if plan is None else plan.lines():
@@ -174,8 +184,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     found = status.load(RUNTIME / "status.json")
     if found is None:
-        print("mcdaemon: no round was made since this boot; start mcdaemon.service or use `mcdaemon run --once`",
-              file=sys.stderr)
+        print(
+            "mcdaemon: no round was made since this boot; start mcdaemon.service or use `mcdaemon run --once`",
+            file=sys.stderr,
+        )
         return FAILED
     print(json.dumps(dataclasses.asdict(found), indent=1) if arguments.json else "\n".join(found.lines()))
     return OK
@@ -184,12 +196,22 @@ def _status(arguments: argparse.Namespace) -> int:
 def _resolve(arguments: argparse.Namespace) -> int:
     resolution = assembly.resolver(settings_file.load(arguments.settings)).resolve(arguments.pullspec)
     if arguments.json:
-        print(json.dumps({
-            "reference": str(resolution.reference), "digest": resolution.digest, "complete": resolution.complete,
-            "size": resolution.size, "origin": resolution.origin() if resolution.complete else "",
-            "sources": [{"source": f.source.value, "place": f.place, "verdict": f.verdict.value, "reason": f.reason}
-                        for f in resolution.findings],
-        }, indent=1))
+        print(
+            json.dumps(
+                {
+                    "reference": str(resolution.reference),
+                    "digest": resolution.digest,
+                    "complete": resolution.complete,
+                    "size": resolution.size,
+                    "origin": resolution.origin() if resolution.complete else "",
+                    "sources": [
+                        {"source": f.source.value, "place": f.place, "verdict": f.verdict.value, "reason": f.reason}
+                        for f in resolution.findings
+                    ],
+                },
+                indent=1,
+            )
+        )
     else:
         print(f"{resolution.pinned}: {'complete' if resolution.complete else 'complete nowhere'}")
         for finding in resolution.findings:

@@ -112,11 +112,9 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.HOLD, f"this config was tried and taken back: {o.failed_before}")
         if o.hold:
             return Decision(Step.HOLD, o.hold)
-        if not o.reboot:
-            return Decision(Step.DRAIN, "live change that moves workloads") if o.drain else Decision(
-                Step.APPLY_LIVE, "nothing in this change needs a reboot")
-        return Decision(Step.STAGE_OS, "image or packages differ") if o.os_changes else Decision(
-            Step.STAGE_KARGS, "the OS stays; the update gets a deployment of its own")
+        if o.reboot:
+            return _stage(o)
+        return _apply_live(o)
 
     if o.booted is Booted.TARGET and not u.live:
         if u.rolled_back:
@@ -136,12 +134,11 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.CONFIRM, "applied and validated without a reboot")
         if o.desired != u.desired:
             return Decision(Step.DISCARD, "another config is desired now")
+        if o.hold and u.drained:
+            return Decision(Step.DISCARD, f"drained, but it has to wait: {o.hold}")
         if o.hold:
-            return Decision(Step.DISCARD, f"drained, but it has to wait: {o.hold}") if u.drained else Decision(
-                Step.HOLD, o.hold)
-        if o.drain and not u.drained:
-            return Decision(Step.DRAIN, "live change that moves workloads")
-        return Decision(Step.APPLY_LIVE, "nothing in this change needs a reboot")
+            return Decision(Step.HOLD, o.hold)
+        return _apply_live(o)
 
     if u.came_back:
         return Decision(Step.DISCARD, "the old deployment was booted instead of the target", remember=True)
@@ -165,7 +162,18 @@ def decide(o: Observation) -> Decision:
         return Decision(Step.VERIFY_STAGED, "staged; proved before anything is drained")
     if o.hold:
         return Decision(Step.HOLD, o.hold)
+    return _stage(o)
+
+
+def _stage(o: Observation) -> Decision:
     if o.os_changes and o.staged is not Staged.OS_ONLY:
         return Decision(Step.STAGE_OS, "image or packages differ")
-    return Decision(Step.STAGE_KARGS, "kernel arguments differ" if o.os_changes else
-                    "the OS stays; the update gets a deployment of its own")
+    if o.os_changes:
+        return Decision(Step.STAGE_KARGS, "kernel arguments differ")
+    return Decision(Step.STAGE_KARGS, "the OS stays; the update gets a deployment of its own")
+
+
+def _apply_live(o: Observation) -> Decision:
+    if o.drain and not (o.update and o.update.drained):
+        return Decision(Step.DRAIN, "live change that moves workloads")
+    return Decision(Step.APPLY_LIVE, "nothing in this change needs a reboot")

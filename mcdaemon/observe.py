@@ -111,8 +111,9 @@ class Observer:
         try:
             return model.parse(json.loads(content), CURRENT_CONFIG)
         except ValueError as error:
-            raise Broken(f"cannot read {CURRENT_CONFIG}: it is not JSON: {error}",
-                         "remove it; the config is then applied anew") from error
+            raise Broken(
+                f"cannot read {CURRENT_CONFIG}: it is not JSON: {error}", "remove it; the config is then applied anew"
+            ) from error
 
     def _resting(self, facts: Facts) -> Facts:
         assert facts.current is not None
@@ -157,8 +158,13 @@ class Observer:
         """The plan, and what stands in its way right now; an image that turns out to be the booted one is no change."""
         assert facts.desired is not None
         booted = next((d for d in facts.deployments if d.booted), None)
-        plan = make(facts.current, facts.desired.config, booted.requested if booted else (),
-                    booted.removals if booted else (), self._context.policy)
+        plan = make(
+            facts.current,
+            facts.desired.config,
+            booted.requested if booted else (),
+            booted.removals if booted else (),
+            self._context.policy,
+        )
         update = facts.update
         if update is not None and update.desired != facts.desired.config.identity:
             return plan, facts
@@ -191,8 +197,9 @@ class Observer:
         update = facts.update
         state = Staged.NONE if facts.staged is None else Staged.OTHER
         if update is not None and plan is not None:
-            state = stage.classify(plan, update, facts.staged, facts.deployments,
-                                   self._context.machine.options_of(facts.booted))
+            state = stage.classify(
+                plan, update, facts.staged, facts.deployments, self._context.machine.options_of(facts.booted)
+            )
         failed = facts.journal.failed
         wish = facts.observation.desired
         return _with(
@@ -245,8 +252,10 @@ def _check_settings(name: str, content: bytes) -> None:
     try:
         settings.parse(content.decode("utf-8", "replace"), settings.PATH)
     except Broken as error:
-        raise Irreconcilable(f"cannot go to {name}: it brings settings that cannot be used: {error.sentence}",
-                             "/spec/config/storage/files") from error
+        raise Irreconcilable(
+            f"cannot go to {name}: it brings settings that cannot be used: {error.sentence}",
+            "/spec/config/storage/files",
+        ) from error
 
 
 def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:

@@ -127,12 +127,17 @@ class Performer:
             return facts.update
         config = facts.desired.config
         update = Update(
-            id=secrets.token_hex(6), desired=config.identity, name=config.name, source=facts.booted,
-            previous=facts.current.name if facts.current else "", live=not facts.plan.reboot,
+            id=secrets.token_hex(6),
+            desired=config.identity,
+            name=config.name,
+            source=facts.booted,
+            previous=facts.current.name if facts.current else "",
+            live=not facts.plan.reboot,
         )
         if facts.resolution is not None and facts.plan.image:
-            update = dataclasses.replace(update, digest=facts.resolution.digest,
-                                         image_digest=facts.resolution.image_digest)
+            update = dataclasses.replace(
+                update, digest=facts.resolution.digest, image_digest=facts.resolution.image_digest
+            )
         self._store(dataclasses.replace(self._record(), update=update))
         return update
 
@@ -147,12 +152,16 @@ class Performer:
         delta = plan.packages
         with self._repository(facts, plan, update):
             try:
-                self._context.rpmostree.update(refspec, {
-                    "install-packages": delta.install,
-                    "uninstall-packages": delta.uninstall,
-                    "override-remove-packages": delta.remove_base,
-                    "override-reset-packages": delta.reset_base,
-                }, stage.title(update.id, update.attempt))
+                self._context.rpmostree.update(
+                    refspec,
+                    {
+                        "install-packages": delta.install,
+                        "uninstall-packages": delta.uninstall,
+                        "override-remove-packages": delta.remove_base,
+                        "override-reset-packages": delta.reset_base,
+                    },
+                    stage.title(update.id, update.attempt),
+                )
             except (Held, Broken) as error:
                 if not _is_local(refspec):
                     raise
@@ -197,8 +206,13 @@ class Performer:
         Somebody else may have been faster, so it is tried again; but not for ever.
         """
         context = self._context
-        found = stage.classify(_plan(facts), update, context.machine.staged(), context.rpmostree.deployments(),
-                               context.machine.options_of(facts.booted))
+        found = stage.classify(
+            _plan(facts),
+            update,
+            context.machine.staged(),
+            context.rpmostree.deployments(),
+            context.machine.options_of(facts.booted),
+        )
         if found in good:
             self._misses = 0
             return
@@ -232,8 +246,12 @@ class Performer:
         self._note(staged=staged.name, committed="", proved="")
         for note in payload.notes(facts.desired.config, target):
             log.info("%s", note)
-        log.info("%s: %d files and links are ready for the new root; image %s", update.name, len(load.entries),
-                 update.digest or ("unchanged" if not plan.image else "?"))
+        log.info(
+            "%s: %d files and links are ready for the new root; image %s",
+            update.name,
+            len(load.entries),
+            update.digest or ("unchanged" if not plan.image else "?"),
+        )
 
     def _drain(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
@@ -261,8 +279,10 @@ class Performer:
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         report = verify.validate(root, load.expected())
         if report.mismatches:
-            raise Broken(f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
-                         f"{report.text()}")
+            raise Broken(
+                f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
+                f"{report.text()}"
+            )
         plan, options = facts.plan, kernelargs.split(context.machine.options_of(facts.pending))
         if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
@@ -278,8 +298,10 @@ class Performer:
             return
         if self._asked is not None:
             self._asked = None
-            raise Transient(f"cannot reboot: it was asked for {patience:.0f} s ago and did not come",
-                            "see `systemctl list-jobs` and `systemd-inhibit --list`; it is asked for again")
+            raise Transient(
+                f"cannot reboot: it was asked for {patience:.0f} s ago and did not come",
+                "see `systemctl list-jobs` and `systemd-inhibit --list`; it is asked for again",
+            )
         late = merge.late_changes(self._context.root.path / "etc", self._finalized_at)
         if late:
             log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
@@ -312,9 +334,13 @@ class Performer:
         if not update.rolled_back:
             reason = f"{update.name}: {decision.why}"
             record = self._record()
-            self._store(dataclasses.replace(
-                record, update=dataclasses.replace(update, rolled_back=True, failure=reason),
-                failed=FailedTarget(update.desired, update.digest, reason)))
+            self._store(
+                dataclasses.replace(
+                    record,
+                    update=dataclasses.replace(update, rolled_back=True, failure=reason),
+                    failed=FailedTarget(update.desired, update.digest, reason),
+                )
+            )
         rollback.to_source(context.machine, context.rpmostree, update.source)
         commit.take_back(update.id, context.undo, context.root)
         self._ask_for_reboot()
@@ -325,8 +351,9 @@ class Performer:
         if not update.live and (facts.staged is not None or facts.pending):
             context.rpmostree.cleanup("pending-deploy")
         if update.live:
-            live.take_back(update.id, facts.current, context.policy, context.root, context.payloads, context.undo,
-                           context.systemd)
+            live.take_back(
+                update.id, facts.current, context.policy, context.root, context.payloads, context.undo, context.systemd
+            )
         else:
             commit.take_back(update.id, context.undo, context.root)
         self._back_to_work(update)
@@ -339,8 +366,16 @@ class Performer:
         update = self._begin(facts)
         assert facts.desired is not None
         context = self._context
-        live.apply(update.id, facts.desired.config, facts.current, _plan(facts), context.root, context.payloads,
-                   context.undo, context.systemd)
+        live.apply(
+            update.id,
+            facts.desired.config,
+            facts.current,
+            _plan(facts),
+            context.root,
+            context.payloads,
+            context.undo,
+            context.systemd,
+        )
         self._note(applied=True)
 
     def reboot_at_once(self) -> None:
@@ -374,10 +409,17 @@ class Performer:
         self._context.undo.drop(update.id)
 
 
-_CAN_FAIL_THE_TARGET = frozenset({
-    Step.APPLY_LIVE, Step.STAGE_OS, Step.STAGE_KARGS, Step.VERIFY_STAGED, Step.FINALIZE, Step.COMMIT_FILES,
-    Step.VERIFY_ROOT,
-})
+_CAN_FAIL_THE_TARGET = frozenset(
+    {
+        Step.APPLY_LIVE,
+        Step.STAGE_OS,
+        Step.STAGE_KARGS,
+        Step.VERIFY_STAGED,
+        Step.FINALIZE,
+        Step.COMMIT_FILES,
+        Step.VERIFY_ROOT,
+    }
+)
 
 
 def _plan(facts: Facts) -> Plan:

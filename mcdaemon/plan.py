@@ -54,17 +54,21 @@ class Plan:
         moving = {disruption.ActionKind.DRAIN, disruption.ActionKind.SPECIAL}
         return self.reboot or any(action.kind in moving for action in self.actions)
 
-
     def lines(self) -> list[str]:
         """For people: one line for each thing that changes; names only, never contents."""
         delta = self.packages
         found = [f"OS image: {self.image}"] if self.image else []
-        for verb, names in (("install", delta.install), ("uninstall", delta.uninstall),
-                            ("remove from the base", delta.remove_base), ("put back into the base", delta.reset_base)):
+        for verb, names in (
+            ("install", delta.install),
+            ("uninstall", delta.uninstall),
+            ("remove from the base", delta.remove_base),
+            ("put back into the base", delta.reset_base),
+        ):
             found += [f"{verb}: {' '.join(names)}"] if names else []
         if self.kargs_change:
-            found.append(f"kernel arguments: {' '.join(self.kargs_from) or '(none)'} -> "
-                         f"{' '.join(self.kargs_to) or '(none)'}")
+            found.append(
+                f"kernel arguments: {' '.join(self.kargs_from) or '(none)'} -> {' '.join(self.kargs_to) or '(none)'}"
+            )
         found += [f"file: {path}" for path in sorted(self.difference.files)]
         found += [f"unit: {name}" for name in sorted(self.difference.units)]
         found += ["users: keys or password"] if self.difference.users else []

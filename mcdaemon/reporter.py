@@ -40,8 +40,13 @@ class Reporter:
         if since is not None and self._degraded_after and time.time() - since > self._degraded_after:
             state = State.DEGRADED
         self._publish(
-            facts, decision, state=state, hold=hold, held_since=since,
-            next_retry=time.time() + max(0.0, due - time.monotonic()))
+            facts,
+            decision,
+            state=state,
+            hold=hold,
+            held_since=since,
+            next_retry=time.time() + max(0.0, due - time.monotonic()),
+        )
 
     def failed(self, facts: Facts, decision: Decision, error: Failure, due: float) -> None:
         """The step could not be taken."""
@@ -50,8 +55,16 @@ class Reporter:
             self._count("reboots_failed")
         self._count("retries")
         state = State.WORKING if isinstance(error, (Held, Transient)) else State.DEGRADED
-        self._publish(facts, decision, error=str(error), state=state, hold=hold, last_error=error.code,
-                      last_error_at=time.time(), next_retry=time.time() + max(0.0, due - time.monotonic()))
+        self._publish(
+            facts,
+            decision,
+            error=str(error),
+            state=state,
+            hold=hold,
+            last_error=error.code,
+            last_error_at=time.time(),
+            next_retry=time.time() + max(0.0, due - time.monotonic()),
+        )
 
     def performed(self, facts: Facts, decision: Decision, seconds: float) -> None:
         """The step was taken."""
@@ -72,13 +85,19 @@ class Reporter:
         """The node could not even be observed."""
         state = State.WORKING if isinstance(error, (Held, Transient)) else State.DEGRADED
         self._snapshot = dataclasses.replace(
-            self._snapshot, state=state, last_error=error.code, last_error_at=time.time(), round_at=time.time(),
-            next_retry=time.time() + max(0.0, due - time.monotonic()))
+            self._snapshot,
+            state=state,
+            last_error=error.code,
+            last_error_at=time.time(),
+            round_at=time.time(),
+            next_retry=time.time() + max(0.0, due - time.monotonic()),
+        )
         if self._board is not None:
             self._board.publish(self._snapshot)
         last = status.load(self._status) or Status(state.value, Step.HOLD.value, "", time.time())
-        status.store(self._status, dataclasses.replace(last, state=state.value, why=str(error), error=str(error),
-                                                       at=time.time()))
+        status.store(
+            self._status, dataclasses.replace(last, state=state.value, why=str(error), error=str(error), at=time.time())
+        )
 
     # -- how it is written ------------------------------------------------------------------------------------------
 
@@ -87,27 +106,46 @@ class Reporter:
         now = time.time()
         counts = self._load()
         self._snapshot = dataclasses.replace(
-            self._snapshot, state=state, step=decision.step, round_at=now,
+            self._snapshot,
+            state=state,
+            step=decision.step,
+            round_at=now,
             state_since=now if state is not self._snapshot.state else self._snapshot.state_since,
-            current=current.name if current else "", desired=desired.config.name if desired else "",
+            current=current.name if current else "",
+            desired=desired.config.name if desired else "",
             os_overridden=bool(desired and desired.overridden_by),
             updates={result: counts.get(result.value, 0) for result in Result},
-            reboots=counts.get("reboots", 0), reboots_failed=counts.get("reboots_failed", 0),
-            retries=counts.get("retries", 0), drift_at=now if facts.observation.drift else None, **changes)
+            reboots=counts.get("reboots", 0),
+            reboots_failed=counts.get("reboots_failed", 0),
+            retries=counts.get("retries", 0),
+            drift_at=now if facts.observation.drift else None,
+            **changes,
+        )
         if self._board is not None:
             self._board.publish(self._snapshot)
         update = facts.update
-        status.store(self._status, Status(
-            state=state.value, step=decision.step.value, why=decision.why, at=now,
-            next_look=self._snapshot.next_retry or 0.0, current=self._snapshot.current, desired=self._snapshot.desired,
-            update=update.name if update else "",
-            os_image=current.os_image if current else "", digest=facts.journal.digest,
-            target_digest=update.digest if update else "",
-            release_image=desired.release_image if desired else "",
-            overridden_by=desired.overridden_by if desired else "",
-            hold=facts.observation.hold if decision.step is Step.HOLD else "", error=error,
-            failed=facts.journal.failed.reason if facts.journal.failed else "",
-            warnings=(facts.alien,) if facts.alien else ()))
+        status.store(
+            self._status,
+            Status(
+                state=state.value,
+                step=decision.step.value,
+                why=decision.why,
+                at=now,
+                next_look=self._snapshot.next_retry or 0.0,
+                current=self._snapshot.current,
+                desired=self._snapshot.desired,
+                update=update.name if update else "",
+                os_image=current.os_image if current else "",
+                digest=facts.journal.digest,
+                target_digest=update.digest if update else "",
+                release_image=desired.release_image if desired else "",
+                overridden_by=desired.overridden_by if desired else "",
+                hold=facts.observation.hold if decision.step is Step.HOLD else "",
+                error=error,
+                failed=facts.journal.failed.reason if facts.journal.failed else "",
+                warnings=(facts.alien,) if facts.alien else (),
+            ),
+        )
 
     def _load(self) -> dict[str, int]:
         if self._counts is None:

@@ -51,7 +51,7 @@ def command_line(proc: Path = Path("/proc")) -> str:
 
 def ostree_argument(options: str) -> Optional[str]:
     """The value of `ostree=` on a command line; the last one counts, as it does for ostree-prepare-root."""
-    found = [word[len("ostree="):] for word in options.split() if word.startswith("ostree=")]
+    found = [word[len("ostree=") :] for word in options.split() if word.startswith("ostree=")]
     return found[-1] if found else None
 
 
@@ -60,8 +60,10 @@ def deployment_of(options: str, sysroot: Path = Path("/sysroot")) -> tuple[str, 
     argument = ostree_argument(options)
     match = _OSTREE.match(argument or "")
     if not match:
-        raise Broken(f"cannot tell which deployment is booted: the kernel command line has ostree={argument!r}",
-                     "is this an ostree machine?")
+        raise Broken(
+            f"cannot tell which deployment is booted: the kernel command line has ostree={argument!r}",
+            "is this an ostree machine?",
+        )
     link = sysroot / (argument or "").lstrip("/")
     try:
         link.stat()  # pathlib raises something else for links in a circle

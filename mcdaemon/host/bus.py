@@ -32,7 +32,7 @@ def error_text(error: GLib.Error) -> str:
     """The remote side's own words."""
     text: str = error.message or str(error)
     prefix = f"GDBus.Error:{error_name(error)}: "
-    return text[len(prefix):] if text.startswith(prefix) else text
+    return text[len(prefix) :] if text.startswith(prefix) else text
 
 
 def failure(error: GLib.Error, doing: str) -> Failure:
@@ -83,8 +83,9 @@ class Bus:
         except KeyError as error:
             raise Broken(f"cannot {doing}: {name} has no object {path} ({error.args[0]})") from error
 
-    def call(self, proxy: Any, interface: str, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT,
-             doing: str = "") -> Any:
+    def call(
+        self, proxy: Any, interface: str, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, doing: str = ""
+    ) -> Any:
         """Call a method within `timeout` seconds; errors become `Failure`s that say what was being done."""
         doing = doing or f"call {interface}.{method}"
         try:
@@ -92,8 +93,9 @@ class Bus:
         except GLib.Error as error:
             raise failure(error, doing) from error
         except (KeyError, AttributeError) as error:
-            raise Broken(f"cannot {doing}: the service does not offer {interface}.{method}",
-                         "is this version of it supported?") from error
+            raise Broken(
+                f"cannot {doing}: the service does not offer {interface}.{method}", "is this version of it supported?"
+            ) from error
 
     def get(self, proxy: Any, interface: str, prop: str) -> Any:
         """Read one property, within the time limit for calls."""
@@ -153,7 +155,8 @@ class Systemd:
         connection = self._bus.bus.con
         closed = connection.connect("closed", lost)
         subscription = connection.signal_subscribe(
-            _SYSTEMD, f"{_SYSTEMD}.Manager", "JobRemoved", _MANAGER, None, Gio.DBusSignalFlags.NONE, removed)
+            _SYSTEMD, f"{_SYSTEMD}.Manager", "JobRemoved", _MANAGER, None, Gio.DBusSignalFlags.NONE, removed
+        )
         timer = GLib.timeout_source_new(int(timeout * 1000))
         timer.set_callback(lambda *_: expired())
         timer.attach(context)
@@ -199,15 +202,20 @@ class Logind:
         """Who holds a `block` inhibitor on shutdown, and why."""
         proxy = self._bus.proxy(_LOGIND, "/org/freedesktop/login1", "reach logind")
         found = self._bus.call(proxy, f"{_LOGIND}.Manager", "ListInhibitors", doing="list the inhibitors")
-        return tuple(f"{who}: {why}" for what, who, why, mode, _uid, _pid in found
-                     if mode == "block" and "shutdown" in what.split(":"))
+        return tuple(
+            f"{who}: {why}"
+            for what, who, why, mode, _uid, _pid in found
+            if mode == "block" and "shutdown" in what.split(":")
+        )
 
     def reboot(self) -> None:
         """Ask for an orderly reboot. Raises Held while an inhibitor blocks it."""
         blockers = self.blockers()
         if blockers:
-            raise Held(HoldReason.INHIBITED, f"cannot reboot: shutdown is inhibited by {'; '.join(blockers)}",
-                       "the update is complete and waits; see `systemd-inhibit --list`")
+            raise Held(
+                HoldReason.INHIBITED,
+                f"cannot reboot: shutdown is inhibited by {'; '.join(blockers)}",
+                "the update is complete and waits; see `systemd-inhibit --list`",
+            )
         proxy = self._bus.proxy(_LOGIND, "/org/freedesktop/login1", "reach logind")
         self._bus.call(proxy, f"{_LOGIND}.Manager", "Reboot", False, doing="reboot")
-

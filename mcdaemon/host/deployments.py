@@ -92,14 +92,17 @@ class Machine:
             raise from_os_error(error, "read", path) from error
         try:
             value: dict[str, Any] = GLib.Variant.new_from_bytes(
-                GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False).unpack()
+                GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False
+            ).unpack()
             target = value["target"]
             locked = bool(value.get("locked", False)) or (self.top / _LOCK_FILE).exists()
-            return StagedDeployment(target["name"], target["osname"], target.get("bootcsum", ""),
-                                    tuple(value.get("kargs", ())), locked)
+            return StagedDeployment(
+                target["name"], target["osname"], target.get("bootcsum", ""), tuple(value.get("kargs", ())), locked
+            )
         except (KeyError, TypeError) as error:
-            raise Broken(f"cannot understand the staged deployment in {path}: {error!r}",
-                         "`rpm-ostree cleanup -p` removes it") from error
+            raise Broken(
+                f"cannot understand the staged deployment in {path}: {error!r}", "`rpm-ostree cleanup -p` removes it"
+            ) from error
 
     def root_of(self, name: str) -> Root:
         """The tree of a deployment, and the /var that it shares with the others."""
@@ -120,8 +123,10 @@ class Machine:
             _run(["ostree", "admin", "lock-finalization", "--unlock"], "unlock the staged deployment")
         staged = self.staged()
         if staged is not None and staged.locked:
-            raise Broken("cannot unlock the staged deployment: it is still locked",
-                         "try `ostree admin lock-finalization --unlock`")
+            raise Broken(
+                "cannot unlock the staged deployment: it is still locked",
+                "try `ostree admin lock-finalization --unlock`",
+            )
 
     def finalize(self, systemd: Systemd) -> None:
         """Merge /etc and write the boot entry now, with the node up: the unit's stop is what does it (vm.md 10).
@@ -135,10 +140,14 @@ class Machine:
             return
         text = boot.finalize_failure(self.boot) if _identity(stamp) != before else ""
         if self.staged() is not None:
-            raise Transient(f"cannot finalize: {FINALIZE_UNIT} stopped with {result!r} and left the deployment staged",
-                            f"see `journalctl -u {FINALIZE_UNIT}`")
-        raise Broken(f"cannot finalize the staged deployment: {text or f'the job ended with {result!r}'}",
-                     f"see `journalctl -u {FINALIZE_UNIT}`")
+            raise Transient(
+                f"cannot finalize: {FINALIZE_UNIT} stopped with {result!r} and left the deployment staged",
+                f"see `journalctl -u {FINALIZE_UNIT}`",
+            )
+        raise Broken(
+            f"cannot finalize the staged deployment: {text or f'the job ended with {result!r}'}",
+            f"see `journalctl -u {FINALIZE_UNIT}`",
+        )
 
 
 def _device_and_inode(path: Path) -> tuple[int, int]:

@@ -44,8 +44,10 @@ def with_writable(sysroot: Path, work: Callable[[], None]) -> None:
     if answer:
         raise _decode(answer)
     if os.WIFSIGNALED(status):
-        raise Transient(f"cannot write below {sysroot}: the process that does it was killed by signal "
-                        f"{os.WTERMSIG(status)}", "was memory short? see the kernel log")
+        raise Transient(
+            f"cannot write below {sysroot}: the process that does it was killed by signal {os.WTERMSIG(status)}",
+            "was memory short? see the kernel log",
+        )
     if status != 0:
         raise Broken(f"cannot write below {sysroot}: the process that does it ended with wait status {status}")
 

@@ -64,8 +64,15 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
     nobody holds its output any more; a daemon that it leaves behind has to have an output of its own.
     """
     try:
-        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 text=True, errors="replace", start_new_session=True)
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
         raise from_os_error(error, "run", argv[0]) from error
     deadline = time.monotonic() + timeout

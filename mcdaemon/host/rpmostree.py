@@ -91,8 +91,14 @@ def _b(value: bool) -> GLib.Variant:
 class RpmOstree:
     """A client of rpm-ostreed. Not thread safe: one thread owns the bus, the context and the peer."""
 
-    def __init__(self, bus: Bus, systemd: Systemd, call_timeout: float = 300.0, idle_timeout: float = 1800.0,
-                 report: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        systemd: Systemd,
+        call_timeout: float = 300.0,
+        idle_timeout: float = 1800.0,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """`call_timeout`: seconds for a method; `idle_timeout`: seconds without any sign of life from a transaction."""
         self._bus = bus
         self._systemd = systemd
@@ -177,8 +183,9 @@ class RpmOstree:
         """Kernel arguments of the deployment that the next operation starts from (staged, pending or booted)."""
         self.connect()
         doing = "read the kernel arguments"
-        config = self._bus.call(self._os(doing), _OS, "GetDeploymentBootConfig", "", True,
-                                timeout=self._call_timeout, doing=doing)
+        config = self._bus.call(
+            self._os(doing), _OS, "GetDeploymentBootConfig", "", True, timeout=self._call_timeout, doing=doing
+        )
         return str(config.get("options", ""))
 
     # -- transactions -----------------------------------------------------------------------------------------------
@@ -250,8 +257,10 @@ class RpmOstree:
         outcome = _Peer(address, self._idle_timeout, self._report).run(doing, joined)
         if outcome is None:
             self._registered = ""
-            raise Transient(f"cannot {doing}: rpm-ostreed went away before it was finished",
-                            f"see `journalctl -u {UNIT}`; what it left behind is looked at next")
+            raise Transient(
+                f"cannot {doing}: rpm-ostreed went away before it was finished",
+                f"see `journalctl -u {UNIT}`; what it left behind is looked at next",
+            )
         success, text = outcome
         if not success and not joined:
             raise finished_failure(text, doing)
@@ -262,9 +271,17 @@ class RpmOstree:
         except GLib.Error:  # it ended meanwhile
             return ""
         try:
-            reply = peer.call_sync(None, "/", "org.freedesktop.DBus.Properties", "Get",
-                                   GLib.Variant("(ss)", (_TRANSACTION, "Title")), GLib.VariantType("(v)"),
-                                   Gio.DBusCallFlags.NONE, int(system_bus.CALL_TIMEOUT * 1000), None)
+            reply = peer.call_sync(
+                None,
+                "/",
+                "org.freedesktop.DBus.Properties",
+                "Get",
+                GLib.Variant("(ss)", (_TRANSACTION, "Title")),
+                GLib.VariantType("(v)"),
+                Gio.DBusCallFlags.NONE,
+                int(system_bus.CALL_TIMEOUT * 1000),
+                None,
+            )
             return str(reply.unpack()[0] or "")
         except GLib.Error:
             return ""
@@ -280,9 +297,23 @@ def _says(codes: str, *words: str) -> re.Pattern[str]:
     return re.compile("|".join([status, *map(re.escape, words)]), re.IGNORECASE)
 
 
-_PASSING = _says("500|502|503|504", "no such host", "timeout", "timed out", "deadline exceeded", "connection reset",
-                 "connection refused", "unexpected EOF", "broken pipe", "resolve host", "name resolution",
-                 "no route to host", "network is unreachable", "Bus owner changed", "cancelled")
+_PASSING = _says(
+    "500|502|503|504",
+    "no such host",
+    "timeout",
+    "timed out",
+    "deadline exceeded",
+    "connection reset",
+    "connection refused",
+    "unexpected EOF",
+    "broken pipe",
+    "resolve host",
+    "name resolution",
+    "no route to host",
+    "network is unreachable",
+    "Bus owner changed",
+    "cancelled",
+)
 _SPACE = re.compile("No space left on device|min-free-space")
 _IMAGE = _says("404", "does not resolve to an image ID", "manifest unknown", "name unknown", "blob unknown")
 _CREDENTIALS = _says("401|403", "unauthorized", "authentication required", "access to the resource is denied")
@@ -308,8 +339,7 @@ def finished_failure(text: str, doing: str) -> Failure:
 
 def _connect(address: str) -> Any:
     """A connection to a transaction's private socket (no message bus, hence not pydbus)."""
-    return Gio.DBusConnection.new_for_address_sync(
-        address, Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT, None, None)
+    return Gio.DBusConnection.new_for_address_sync(address, Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT, None, None)
 
 
 class _Peer:
@@ -363,8 +393,17 @@ class _Peer:
 
     def _start(self, peer: Any) -> bool:
         try:
-            reply = peer.call_sync(None, "/", _TRANSACTION, "Start", None, GLib.VariantType("(b)"),
-                                   Gio.DBusCallFlags.NONE, int(system_bus.CALL_TIMEOUT * 1000), None)
+            reply = peer.call_sync(
+                None,
+                "/",
+                _TRANSACTION,
+                "Start",
+                None,
+                GLib.VariantType("(b)"),
+                Gio.DBusCallFlags.NONE,
+                int(system_bus.CALL_TIMEOUT * 1000),
+                None,
+            )
         except GLib.Error:
             self._closed = True
             return False
@@ -374,8 +413,17 @@ class _Peer:
         self._cancelled = True
         self._report(f"no sign of life for {self._idle_timeout:.0f} s: the transaction is cancelled")
         with contextlib.suppress(GLib.Error):
-            peer.call_sync(None, "/", _TRANSACTION, "Cancel", None, None, Gio.DBusCallFlags.NONE,
-                           int(system_bus.CALL_TIMEOUT * 1000), None)
+            peer.call_sync(
+                None,
+                "/",
+                _TRANSACTION,
+                "Cancel",
+                None,
+                None,
+                Gio.DBusCallFlags.NONE,
+                int(system_bus.CALL_TIMEOUT * 1000),
+                None,
+            )
 
     def _wait(self, context: Any, doing: str, peer: Any) -> None:
         """Iterate until Finished or the end of the connection. A silent transaction is cancelled once; whether that
@@ -393,7 +441,9 @@ class _Peer:
                 if silence > self._idle_timeout and not self._cancelled:
                     self._cancel(peer)
                 if silence > self._idle_timeout + CANCEL_GRACE:
-                    raise Transient(f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s",
-                                    f"if it stays so: `systemctl restart {UNIT}`")
+                    raise Transient(
+                        f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s",
+                        f"if it stays so: `systemctl restart {UNIT}`",
+                    )
         finally:
             tick.destroy()

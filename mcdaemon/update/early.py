@@ -69,8 +69,13 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
     action, why = decide(update, booted, complete)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.
-        changed = dataclasses.replace(update, repairs=update.repairs + 1, committed=booted, proved=booted,
-                                      armed=boot.boot_id(machine.top / "proc"))
+        changed = dataclasses.replace(
+            update,
+            repairs=update.repairs + 1,
+            committed=booted,
+            proved=booted,
+            armed=boot.boot_id(machine.top / "proc"),
+        )
         journal.store(path, dataclasses.replace(record, update=changed))
         _complete(load, payloads, undo, root)
         return Outcome(action, why, reboot=True)

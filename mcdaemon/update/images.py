@@ -31,8 +31,9 @@ class Waiting:
 class Images:
     """Checks and holds, with a memory for what was found out."""
 
-    def __init__(self, resolver: Resolver, storage: Storage, backoff: Backoff,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, resolver: Resolver, storage: Storage, backoff: Backoff, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._resolver = resolver
         self._storage = storage
         self._backoff = backoff

@@ -190,5 +190,7 @@ def _aside(path: Path) -> Path:
         aside = path.with_name(f"{path.name}.alien-{number}")
         if not os.path.lexists(aside):
             return aside
-    raise Broken(f"cannot set the journal {path} aside: too many of them are kept already",
-                 f"look at {path}.alien-* and remove them")
+    raise Broken(
+        f"cannot set the journal {path} aside: too many of them are kept already",
+        f"look at {path}.alien-* and remove them",
+    )

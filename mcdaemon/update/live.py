@@ -25,8 +25,16 @@ JOB_TIMEOUT = 300.0
 _JOBS = {ActionKind.RESTART: "Restart", ActionKind.RELOAD: "Reload"}
 
 
-def apply(update: str, new: MachineConfig, old: Optional[MachineConfig], plan: Plan, root: Root, payloads: Shelf,
-          undo: Shelf, systemd: Systemd) -> None:
+def apply(
+    update: str,
+    new: MachineConfig,
+    old: Optional[MachineConfig],
+    plan: Plan,
+    root: Root,
+    payloads: Shelf,
+    undo: Shelf,
+    systemd: Systemd,
+) -> None:
     """Bring the running root to `new`. Idempotent; raises Broken when it did not take, the caller then undoes it."""
     load, entries = payload.build(update, new, old, root, root)
     payloads.save(load, entries)
@@ -38,8 +46,15 @@ def apply(update: str, new: MachineConfig, old: Optional[MachineConfig], plan: P
         raise Broken(f"cannot apply {new.name} without a reboot: {report.text()}")
 
 
-def take_back(update: str, old: Optional[MachineConfig], policy: Policy, root: Root, payloads: Shelf, undo: Shelf,
-              systemd: Systemd) -> None:
+def take_back(
+    update: str,
+    old: Optional[MachineConfig],
+    policy: Policy,
+    root: Root,
+    payloads: Shelf,
+    undo: Shelf,
+    systemd: Systemd,
+) -> None:
     """Put everything back and let the services see it. Idempotent.
 
     What has to be acted upon follows from the two configs of this update, not from what is desired meanwhile.
@@ -54,8 +69,13 @@ def take_back(update: str, old: Optional[MachineConfig], policy: Policy, root: R
     undo.drop(update)
 
 
-def act(actions: tuple[Action, ...], units_changed: bool, systemd: Systemd,
-        complain: Optional[Callable[[str, Broken], object]] = None, removed: Collection[str] = ()) -> None:
+def act(
+    actions: tuple[Action, ...],
+    units_changed: bool,
+    systemd: Systemd,
+    complain: Optional[Callable[[str, Broken], object]] = None,
+    removed: Collection[str] = (),
+) -> None:
     """Do what the disruption policy says, in its order, and check that it had an effect.
 
     `removed`: units that the change takes away; they are stopped, whatever the policy does to them otherwise.
@@ -85,5 +105,6 @@ def _job(systemd: Systemd, verb: str, unit: str) -> None:
         raise Broken(f"cannot {verb.lower()} {unit}: the job ended with {result!r}", f"see `journalctl -u {unit}`")
     state = systemd.active_state(unit)
     if state in ("failed", "auto-restart"):
-        raise Broken(f"cannot use the new config: {unit} is {state} after its {verb.lower()}",
-                     f"see `journalctl -u {unit}`")
+        raise Broken(
+            f"cannot use the new config: {unit} is {state} after its {verb.lower()}", f"see `journalctl -u {unit}`"
+        )

@@ -36,9 +36,11 @@ class MergeReport:
     kept: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        texts = ((self.dropped, "would have been dropped by ostree's /etc merge"),
-                 (self.replaced, "would have had other content or mode after ostree's /etc merge"),
-                 (self.kept, "would have been carried over by ostree's /etc merge"))
+        texts = (
+            (self.dropped, "would have been dropped by ostree's /etc merge"),
+            (self.replaced, "would have had other content or mode after ostree's /etc merge"),
+            (self.kept, "would have been carried over by ostree's /etc merge"),
+        )
         return [f"{path} {text}; it is put right before the reboot" for paths, text in texts for path in paths]
 
     def log(self, log: logging.Logger) -> None:
@@ -53,14 +55,21 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
     at finalization. `libostree`: its version decides what happens to FIFOs.
     """
     prediction = etc_merge.predict(
-        etc_merge.scan(running.path / "usr/etc"), etc_merge.scan(running.path / "etc"),
-        etc_merge.scan(target.path / "etc"), skips_special_files=libostree >= _SKIPS_SPECIAL_FILES)
+        etc_merge.scan(running.path / "usr/etc"),
+        etc_merge.scan(running.path / "etc"),
+        etc_merge.scan(target.path / "etc"),
+        skips_special_files=libostree >= _SKIPS_SPECIAL_FILES,
+    )
     if prediction.escapes:
-        raise Broken(f"cannot finalize: in the new image a link leads out of /etc, and the merge would write through "
-                     f"it: {', '.join(prediction.escapes[:5])}", "repair the image")
+        raise Broken(
+            f"cannot finalize: in the new image a link leads out of /etc, and the merge would write through "
+            f"it: {', '.join(prediction.escapes[:5])}",
+            "repair the image",
+        )
     if prediction.failure:
-        raise Broken(f"cannot finalize: {prediction.failure}",
-                     "a file stands where the new image has a directory; move it away")
+        raise Broken(
+            f"cannot finalize: {prediction.failure}", "a file stands where the new image has a directory; move it away"
+        )
     dropped, replaced, kept = [], [], []
     for path, node in load.entries:
         if not path.startswith("/etc/"):

@@ -94,11 +94,20 @@ def wanted(config: MachineConfig, root: Root, running: Root, going: Iterable[str
 
 
 def _units(config: MachineConfig, root: Root, going: Iterable[str] = ()) -> units.Expectation:
-    wishes = [units.Unit(unit.name, unit.content, unit.enabled, unit.mask,
-                         tuple((dropin.name, dropin.content) for dropin in unit.dropins)) for unit in config.units]
+    wishes = [
+        units.Unit(
+            unit.name,
+            unit.content,
+            unit.enabled,
+            unit.mask,
+            tuple((dropin.name, dropin.content) for dropin in unit.dropins),
+        )
+        for unit in config.units
+    ]
     managed = [spec.path for spec in config.files] + [unit.path for unit in config.units] + list(going)
-    return units.expected_nodes(wishes, units.vendor_units(root, managed),
-                                lambda name: units.enablement_links(root, name))
+    return units.expected_nodes(
+        wishes, units.vendor_units(root, managed), lambda name: units.enablement_links(root, name)
+    )
 
 
 def notes(config: MachineConfig, root: Root) -> tuple[str, ...]:
@@ -149,7 +158,7 @@ def _tree(root: Root, path: str) -> list[str]:
     found = [path]
     if place.is_dir() and not place.is_symlink():
         for folder, folders, names in os.walk(place):
-            found += [path + os.path.join(folder, name)[len(os.fspath(place)):] for name in folders + names]
+            found += [path + os.path.join(folder, name)[len(os.fspath(place)) :] for name in folders + names]
     return sorted(found)
 
 
@@ -162,8 +171,9 @@ def _capture_into(items: dict[str, Entry], root: Root, path: str) -> None:
 # -- a payload ------------------------------------------------------------------------------------------------------
 
 
-def build(identity: str, new: MachineConfig, old: Optional[MachineConfig], target: Root, running: Root) -> \
-        tuple[Payload, dict[str, Entry]]:
+def build(
+    identity: str, new: MachineConfig, old: Optional[MachineConfig], target: Root, running: Root
+) -> tuple[Payload, dict[str, Entry]]:
     """What has to be written into `target` to bring it from whatever /etc ostree merges to `new`.
 
     A path that only `old` manages goes back to what the *target's* image ships, or away.
@@ -183,15 +193,19 @@ def _parents(path: str) -> list[str]:
 def _in_the_way(path: str, items: Mapping[str, Entry]) -> bool:
     """Whether something of the config stands below the path, or a file or link of it above: no default fits there."""
     present = {other: entry.node.kind for other, entry in items.items() if entry.node.kind is not Kind.ABSENT}
-    return (any(other.startswith(path + "/") for other in present)
-            or any(present.get(parent) in (Kind.FILE, Kind.LINK) for parent in _parents(path)))
+    return any(other.startswith(path + "/") for other in present) or any(
+        present.get(parent) in (Kind.FILE, Kind.LINK) for parent in _parents(path)
+    )
 
 
 def _passwords(new: MachineConfig, old: Optional[MachineConfig]) -> tuple[tuple[str, str], ...]:
     """Hashes that the change touches; a password that somebody set by hand is not ours (mcd.md 3.11)."""
     before = {user.name: user.password_hash for user in old.users} if old else {}
-    return tuple((user.name, user.password_hash or users.NO_PASSWORD) for user in new.users
-                 if user.password_hash != before.get(user.name))
+    return tuple(
+        (user.name, user.password_hash or users.NO_PASSWORD)
+        for user in new.users
+        if user.password_hash != before.get(user.name)
+    )
 
 
 def image_default(root: Root, path: str) -> Entry:
@@ -266,8 +280,10 @@ class Shelf:
             raise from_os_error(error, "read", path) from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             # Not its text: that can hold what was read.
-            raise Broken(f"cannot use the payload {path}: it is torn or not ours ({type(error).__name__})",
-                         "it is made anew when the update starts over") from error
+            raise Broken(
+                f"cannot use the payload {path}: it is torn or not ours ({type(error).__name__})",
+                "it is made anew when the update starts over",
+            ) from error
 
     def content(self, identity: str, node: Node) -> bytes:
         path = self.folder / identity / "content" / node.sha256
@@ -293,12 +309,15 @@ class Shelf:
 
 
 def _encode(payload: Payload) -> bytes:
-    text = json.dumps({
-        "id": payload.id,
-        "config": payload.config,
-        "entries": [[path, {**asdict(node), "kind": node.kind.value}] for path, node in payload.entries],
-        "passwords": [list(pair) for pair in payload.passwords],
-    }, indent=1).encode()
+    text = json.dumps(
+        {
+            "id": payload.id,
+            "config": payload.config,
+            "entries": [[path, {**asdict(node), "kind": node.kind.value}] for path, node in payload.entries],
+            "passwords": [list(pair) for pair in payload.passwords],
+        },
+        indent=1,
+    ).encode()
     # A changed bit in a mode or a path would be committed, and then validated against itself.
     return hashlib.sha256(text).hexdigest().encode() + b"\n" + text
 
@@ -309,7 +328,8 @@ def _decode(content: bytes) -> Payload:
         raise ValueError("the checksum does not fit")
     data = json.loads(text)
     return Payload(
-        data["id"], data["config"],
+        data["id"],
+        data["config"],
         tuple((path, Node(**{**node, "kind": Kind(node["kind"])})) for path, node in data["entries"]),
         tuple((name, secret) for name, secret in data["passwords"]),
     )

@@ -14,8 +14,10 @@ def to_source(machine: Machine, rpmostree: RpmOstree, source: str) -> None:
     if _default(machine) == source:
         return
     if all(entry.deployment != source for entry in boot.entries(machine.boot, machine.sysroot)):
-        raise Broken(f"cannot roll back: the deployment {source} from before the update is gone",
-                     "repair the node by hand, or set a config that can be reached from here")
+        raise Broken(
+            f"cannot roll back: the deployment {source} from before the update is gone",
+            "repair the node by hand, or set a config that can be reached from here",
+        )
     if machine.staged() is not None:
         rpmostree.cleanup("pending-deploy")  # Rollback refuses while something is staged (row 42)
     rpmostree.roll_back()

@@ -39,8 +39,9 @@ def kernel_line(existing: str, plan: Plan, update: str) -> str:
     return " ".join([*kernelargs.expected(line, change), *marker])
 
 
-def classify(plan: Plan, update: Update, staged: Optional[StagedDeployment], deployments: Sequence[Deployment],
-             booted_line: str) -> Staged:
+def classify(
+    plan: Plan, update: Update, staged: Optional[StagedDeployment], deployments: Sequence[Deployment], booted_line: str
+) -> Staged:
     """What the staged deployment is, measured against the target (rpm-ostree.md 7.1: identity of success).
 
     `booted_line`: the kernel arguments that the booted entry was written with. Ours is locked, until it is about to be
@@ -75,8 +76,9 @@ def _unmarked(line: Sequence[str]) -> list[str]:
 def _packages_fit(plan: Plan, entry: Deployment, booted: Deployment) -> bool:
     """Exactly what is asked for on top of what is booted: a package more is somebody else's deployment."""
     delta = plan.packages
-    return (set(entry.requested) == (set(booted.requested) | set(delta.install)) - set(delta.uninstall)
-            and set(entry.removals) == (set(booted.removals) | set(delta.remove_base)) - set(delta.reset_base))
+    return set(entry.requested) == (set(booted.requested) | set(delta.install)) - set(delta.uninstall) and set(
+        entry.removals
+    ) == (set(booted.removals) | set(delta.remove_base)) - set(delta.reset_base)
 
 
 def verify(machine: Machine, staged: StagedDeployment) -> None:
@@ -88,39 +90,51 @@ def verify(machine: Machine, staged: StagedDeployment) -> None:
     if not interpreter(root):
         raise Broken(
             "cannot use this OS image: it has no Python >= 3.9 with gi, which mcdaemon needs to run after the reboot",
-            "add python3 and python3-gobject-base to the image")
+            "add python3 and python3-gobject-base to the image",
+        )
     free = os.statvfs(root.path)
     if free.f_bavail * free.f_frsize < _ROOM:
-        raise Held(HoldReason.SPACE, f"cannot finalize: less than {_ROOM >> 20} MiB are free on the root file system",
-                   "remove images or logs")
+        raise Held(
+            HoldReason.SPACE,
+            f"cannot finalize: less than {_ROOM >> 20} MiB are free on the root file system",
+            "remove images or logs",
+        )
     _room_for_kernel(machine, root, staged)
 
 
 def _room_for_kernel(machine: Machine, root: Root, staged: StagedDeployment) -> None:
     """The kernel and initramfs are copied to /boot at finalization, unless an equal pair is there (5.6)."""
-    size = sum(path.stat().st_size for name in ("vmlinuz", "initramfs.img")
-               for path in root.path.glob(f"usr/lib/modules/*/{name}"))
+    size = sum(
+        path.stat().st_size
+        for name in ("vmlinuz", "initramfs.img")
+        for path in root.path.glob(f"usr/lib/modules/*/{name}")
+    )
     known = {path.name for path in (machine.boot / "ostree").glob(f"{staged.osname}-*")}
     if f"{staged.osname}-{staged.bootcsum}" in known:
         return
     free = os.statvfs(machine.boot)
     if free.f_bavail * free.f_frsize < size:
-        raise Held(HoldReason.SPACE, f"cannot finalize: the kernel needs {size >> 20} MiB on /boot and "
-                   f"{(free.f_bavail * free.f_frsize) >> 20} MiB are free",
-                   "remove old deployments with `rpm-ostree cleanup -r`")
+        raise Held(
+            HoldReason.SPACE,
+            f"cannot finalize: the kernel needs {size >> 20} MiB on /boot and "
+            f"{(free.f_bavail * free.f_frsize) >> 20} MiB are free",
+            "remove old deployments with `rpm-ostree cleanup -r`",
+        )
 
 
 def interpreter(root: Root) -> Optional[Path]:
     """A Python >= 3.9 of that root that has gi, as the zipapp needs it (design: the agent survives the image)."""
-    bindings = [path for pattern in ("lib/python3*/site-packages", "lib64/python3*/site-packages",
-                                     "lib/python3/dist-packages")
-                for path in root.path.glob(f"usr/{pattern}/gi/__init__.py")]
+    bindings = [
+        path
+        for pattern in ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3/dist-packages")
+        for path in root.path.glob(f"usr/{pattern}/gi/__init__.py")
+    ]
     link = root.path / "usr/bin/python3"
     if not bindings or not os.path.lexists(link):
         return None
     # A link in that root may be absolute: it is resolved inside it, one step, as distributions make it.
     place = link.parent / os.readlink(link).rsplit("/", 1)[-1] if link.is_symlink() else link
-    version = place.name[len("python3"):].lstrip(".")
+    version = place.name[len("python3") :].lstrip(".")
     if not place.is_file() or not os.access(place, os.X_OK) or (version.isdigit() and int(version) < 9):
         return None
     # Bindings are made for one version of Python; a second interpreter in the image does not see them.

@@ -103,7 +103,8 @@ def test_bad_settings_leave_nothing_on_the_node(tmp_path: Path, settings: Path, 
     done, left = in_a_namespace(tmp_path, "--settings", str(settings), command)
     assert done.returncode == cli.FAILED
     assert done.stderr.splitlines() == [
-        f"mcdaemon: cannot use {settings}: line 1: nonsense: unknown key ({done.stderr.partition('(')[2].strip()}"]
+        f"mcdaemon: cannot use {settings}: line 1: nonsense: unknown key ({done.stderr.partition('(')[2].strip()}"
+    ]
     assert not [path for path in left if not path.endswith("/run/mcdaemon/lock")]  # fmt: skip
 
 
@@ -131,9 +132,7 @@ def test_an_ordinary_user_is_told_to_be_root(tmp_path: Path, command: str) -> No
 
 @pytest.mark.parametrize("pullspec", ["", "quay.io/UPPER:1", "quay.io/x@sha256:short", "quay.io/x:", "a b",
                                       "quay.io/x@md5:1", "http://quay.io/x"])  # fmt: skip
-def test_a_reference_that_is_none_is_refused(
-    settings: Path, capsys: pytest.CaptureFixture[str], pullspec: str
-) -> None:
+def test_a_reference_that_is_none_is_refused(settings: Path, capsys: pytest.CaptureFixture[str], pullspec: str) -> None:
     assert run(settings, "resolve", pullspec) == cli.REFUSED
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1

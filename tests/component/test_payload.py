@@ -278,8 +278,16 @@ def test_a_dropped_payload_leaves_no_secret(running: Root, target: Root, shelf: 
 
 @pytest.fixture
 def saved(running: Root, target: Root, shelf: Shelf) -> Payload:
-    load, items = build(config(files=[file("/etc/x", b"x"), file("/etc/y", b"x")], units=[
-        {"name": "x.service", "mask": True}], users=[core("ssh-ed25519 A", passwordHash="$6$x")]), OLD, target, running)
+    load, items = build(
+        config(
+            files=[file("/etc/x", b"x"), file("/etc/y", b"x")],
+            units=[{"name": "x.service", "mask": True}],
+            users=[core("ssh-ed25519 A", passwordHash="$6$x")],
+        ),
+        OLD,
+        target,
+        running,
+    )
     # fmt: skip
     shelf.save(load, items)
     return load
