@@ -123,7 +123,9 @@ def _once(agent: Agent) -> int:
         return _exit_status(error)
     if decision is None or decision.step is Step.REJECT:
         return REFUSED
-    return HELD if decision.step is Step.HOLD else OK
+    if decision.step is Step.HOLD:
+        return HELD
+    return FAILED if decision.degraded else OK
 
 
 @contextlib.contextmanager

@@ -91,11 +91,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Decision:
-    """A step and the sentence for the log; `remember`: the target failed and is not tried again by itself."""
+    """A step and the sentence for the log.
+
+    `remember`: the target failed and is not tried again by itself. `degraded`: at rest, but not as the config says.
+    """
 
     step: Step
     why: str
     remember: bool = False
+    degraded: bool = False
 
 
 def decide(o: Observation) -> Decision:
@@ -103,9 +107,9 @@ def decide(o: Observation) -> Decision:
     u = o.update
     if u is None:
         if o.desired is None:
-            return Decision(Step.REST, "no config is desired; the node keeps what it has")
+            return _rest(o, "no config is desired; the node keeps what it has")
         if o.current == o.desired:
-            return Decision(Step.REST, f"current, but changed: {o.drift}" if o.drift else "current and validated")
+            return _rest(o, "current and validated")
         if o.refusal:
             return Decision(Step.REJECT, o.refusal)
         if o.failed_before:
@@ -163,6 +167,12 @@ def decide(o: Observation) -> Decision:
     if o.hold:
         return Decision(Step.HOLD, o.hold)
     return _stage(o)
+
+
+def _rest(o: Observation, why: str) -> Decision:
+    if o.drift:
+        return Decision(Step.REST, f"current, but changed: {o.drift}", degraded=True)
+    return Decision(Step.REST, why)
 
 
 def _stage(o: Observation) -> Decision:

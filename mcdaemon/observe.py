@@ -14,14 +14,14 @@ from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
 from mcdaemon.desired.directory import Desired
 from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
-from mcdaemon.host import boot, files
+from mcdaemon.host import boot, files, users
 from mcdaemon.host.deployments import StagedDeployment
 from mcdaemon.host.rpmostree import Deployment
 from mcdaemon.image.reference import Reference
 from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
-from mcdaemon.plan import Plan, make
+from mcdaemon.plan import Plan, make, same_base
 from mcdaemon.update import health, journal, payload, stage, verify
 from mcdaemon.update.journal import Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
@@ -35,6 +35,8 @@ class Facts:
     """What one round found out; `observation` is the part that decides.
 
     :ivar current: the config that the booted root carries; of a live change in flight, the one it carried before.
+    :ivar source: where desired configs are read.
+    :ivar notes: what of the current config cannot be done on this root (a unit to enable that does not exist).
     :ivar alien: the sentence about a journal that could not be used, "" when there was none.
     :ivar resolution: where the target image is, None when it is not needed or not found.
     """
@@ -45,6 +47,7 @@ class Facts:
     booted: str
     boot_id: str
     observation: Observation
+    source: str
     plan: Optional[Plan] = None
     deployments: tuple[Deployment, ...] = ()
     staged: Optional[StagedDeployment] = None
@@ -52,6 +55,7 @@ class Facts:
     resolution: Optional[Resolution] = None
     held: Optional[Failure] = None
     alien: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def update(self) -> Optional[Update]:
@@ -70,7 +74,7 @@ class Observer:
     def observe(self, hold: Optional[Failure] = None) -> Facts:
         """All facts of this moment. Raises Failure when the node itself cannot be read (D-Bus away, disk broken)."""
         context = self._context
-        record, alien = journal.load(context.journal)
+        record, alien = journal.load(context.journal, set_aside=not self._look_only)
         self.alien = alien or self.alien
         update = record.update
         desired, refusal = self._desired(update)
@@ -82,9 +86,11 @@ class Observer:
             # A live change must not stay half done while somebody repairs the file; a staged one can wait.
             wish = update.desired if update and not update.live else "unreadable"
         observation = Observation(wish, current.identity if current else None)
-        facts = Facts(desired, current, record, booted, identity, observation, alien=self.alien, held=hold)
-        if update is None and desired is not None and current is not None and wish == current.identity:
-            return self._resting(facts)
+        facts = Facts(
+            desired, current, record, booted, identity, observation, context.source.path, alien=self.alien, held=hold
+        )
+        if update is None and current is not None and wish in (None, current.identity):
+            return self._resting(facts, current)
         if refusal and update is None:
             return _with(facts, refusal=refusal)
         return self._moving(facts, refusal) if update or desired else facts
@@ -106,18 +112,19 @@ class Observer:
             if before is not None or self._context.undo.load(update.id) is not None:
                 return before
         content = files.read_file(self._context.root, CURRENT_CONFIG)
-        if not content:
+        if content is None:
             return None
         try:
             return model.parse(json.loads(content), CURRENT_CONFIG)
-        except ValueError as error:
+        except (ValueError, Irreconcilable) as error:
             raise Broken(
-                f"cannot read {CURRENT_CONFIG}: it is not JSON: {error}", "remove it; the config is then applied anew"
+                f"cannot tell which config this root carries: {CURRENT_CONFIG}: {error}",
+                "put the file back; without it the desired config is applied anew, and what only the old one had stays",
             ) from error
 
-    def _resting(self, facts: Facts) -> Facts:
-        assert facts.current is not None
-        return _with(facts, drift="; ".join(drift(self._context, facts.current)))
+    def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
+        facts = dataclasses.replace(facts, notes=payload.notes(current, self._context.root))
+        return _with(facts, drift="; ".join(drift(self._context, current)))
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
@@ -143,10 +150,16 @@ class Observer:
     def _check_reconcilable(self, facts: Facts) -> None:
         assert facts.desired is not None
         config = facts.desired.config
+        for pullspec, field in (
+            (config.os_image, "/spec/osImageURL"),
+            (config.extensions_image, "/spec/baseOSExtensionsContainerImage"),
+        ):
+            if pullspec:
+                _check_reference(config.name, pullspec, field)
         reconcile.reconcile(facts.current, config, reconcile.Facts(fips=self._fips()))
-        for spec in config.files:
+        for index, spec in enumerate(config.files):
             if spec.path == settings.PATH:
-                _check_settings(config.name, spec.content)
+                _check_settings(config.name, spec.content, f"/spec/config/storage/files/{index}")
 
     def _fips(self) -> Optional[bool]:
         try:
@@ -171,9 +184,9 @@ class Observer:
         if facts.held is not None:
             facts = _with(facts, hold=str(facts.held))
         if update is not None and not update.digest:
-            plan = dataclasses.replace(plan, image="")  # settled when it began: the base does not change
+            plan = self._same_base(plan, facts)  # settled when it began: the base does not change
         if booted is not None and plan.image and Reference.parse(plan.image).digest == (booted.digest or "unknown"):
-            plan = dataclasses.replace(plan, image="")  # another name for what is booted; nobody has to be asked
+            plan = self._same_base(plan, facts)  # another name for what is booted; nobody has to be asked
         if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
             return plan, facts  # staged and verified: no image is read any more
         return self._images(plan, facts, booted)
@@ -186,12 +199,16 @@ class Observer:
                 resolution = self._context.images.check(plan.image, update.digest if update else "")
                 facts = dataclasses.replace(facts, resolution=resolution)
                 if update is None and booted is not None and resolution.image_digest == booted.digest:
-                    plan = dataclasses.replace(plan, image="")  # another name for what is booted
+                    plan = self._same_base(plan, facts)  # another name for what is booted
             if stage.needs_repository(plan, booted):
                 self._context.images.check(plan.extensions_image)
         except (Held, Transient) as error:
             facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
         return plan, facts
+
+    def _same_base(self, plan: Plan, facts: Facts) -> Plan:
+        assert facts.desired is not None
+        return same_base(plan, facts.current, facts.desired.config, self._context.policy)
 
     def _in_flight(self, facts: Facts, plan: Optional[Plan]) -> Facts:
         update = facts.update
@@ -231,7 +248,7 @@ class Observer:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
         gate = context.settings.health
         deadline = first_seen(context.runtime) + gate.timeout_seconds
-        report = verify.validate(context.root, load.expected())
+        report = verify.validate(context.root, load.expected(agents=False))
         trouble = "" if report.ok else report.text()
         config = self.carried()
         running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
@@ -247,14 +264,20 @@ class Observer:
         return facts.update.progress(facts.boot_id, facts.staged.name if facts.staged else "", facts.pending)
 
 
-def _check_settings(name: str, content: bytes) -> None:
+def _check_reference(name: str, pullspec: str, field: str) -> None:
+    try:
+        Reference.parse(pullspec)
+    except Irreconcilable as error:
+        raise Irreconcilable(f"cannot go to {name}: {field}: {error.sentence}", field, error.hint) from error
+
+
+def _check_settings(name: str, content: bytes, field: str) -> None:
     """A config may bring the agent's own settings; broken ones would keep it from confirming, and from going back."""
     try:
         settings.parse(content.decode("utf-8", "replace"), settings.PATH)
     except Broken as error:
         raise Irreconcilable(
-            f"cannot go to {name}: it brings settings that cannot be used: {error.sentence}",
-            "/spec/config/storage/files",
+            f"cannot go to {name}: {field}: these settings cannot be used: {error.sentence}", field
         ) from error
 
 
@@ -262,6 +285,9 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     """What of the booted root is not what `config` says: one line each."""
     expected = {path: Expected(entry.node) for path, entry in wanted(config, context.root, context.root).items()}
     found = [str(mismatch) for mismatch in verify.validate(context.root, expected).mismatches]
+    for user in config.users:
+        if user.password_hash and not users.has_password_hash(context.root, user.name, user.password_hash):
+            found.append(f"/etc/shadow: the password of {user.name} is not the one of the config")
     running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
     if not kernelargs.satisfied(running, config.kernel_arguments):
         found.append("kernel arguments: the running ones are not those of the config")

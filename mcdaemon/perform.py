@@ -21,7 +21,7 @@ from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.plan import Plan
-from mcdaemon.update import commit, journal, live, merge, payload, rollback, stage, verify
+from mcdaemon.update import commit, journal, live, lost, merge, payload, rollback, stage, verify
 from mcdaemon.update.journal import FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
@@ -62,12 +62,15 @@ class Performer:
 
         Returns the sentence about a journal that could not be used: who loads it first is the only one who learns.
         """
-        record, alien = journal.load(self._context.journal)
-        update = record.update
-        known = {update.id} if update is not None else set()
         context = self._context
-        # With an unusable journal nobody can say that a record of shared files is not needed any more: it stays.
-        for shelf in (context.payloads,) if alien else (context.payloads, context.undo):
+        record, alien = journal.load(context.journal)
+        update = record.update
+        if alien:
+            _osname, booted = context.machine.booted()
+            update = lost.stand_in(context.payloads, context.undo, context.root, booted, alien)
+            self._store(dataclasses.replace(record, update=update))
+        known = {update.id} if update is not None else set()
+        for shelf in (context.payloads, context.undo):
             for identity in shelf.identities():
                 if identity not in known:
                     shelf.drop(identity)
@@ -242,6 +245,7 @@ class Performer:
         context.payloads.drop(update.id)
         context.payloads.save(load, entries)
         with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
+        merge.predict(context.root, target, load, libostree_version())  # what was placed must not make the merge fail
         self._release(update)
         self._note(staged=staged.name, committed="", proved="")
         for note in payload.notes(facts.desired.config, target):
@@ -262,6 +266,9 @@ class Performer:
     # -- the point of no return, and back ---------------------------------------------------------------------------
 
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
+        if not self._context.settings.reboot.command:
+            # From here to the reboot, changes to /etc are lost: not while somebody holds the reboot up.
+            self._context.logind.require_free()
         self._note(finalizing=facts.boot_id)
         self._finalized_at = time.time()
         self._context.machine.unlock()

@@ -7,7 +7,7 @@ says it should request: the two differ after a human's or another agent's hand (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from mcdaemon.machineconfig import disruption, extensions
@@ -72,8 +72,15 @@ class Plan:
         found += [f"file: {path}" for path in sorted(self.difference.files)]
         found += [f"unit: {name}" for name in sorted(self.difference.units)]
         found += ["users: keys or password"] if self.difference.users else []
-        found.append("reboot: one" if self.reboot else f"no reboot: {', '.join(map(str, self.actions))}")
+        actions = [str(action) for action in self.actions if action != disruption.NONE]
+        found.append("reboot: one" if self.reboot else f"no reboot: {', '.join(actions) or 'files only'}")
         return found
+
+
+def same_base(plan: Plan, old: Optional[MachineConfig], new: MachineConfig, policy: disruption.Policy) -> Plan:
+    """The plan when its image proves to be the booted one under another name: that alone is no change."""
+    difference = replace(plan.difference, os_image=False)
+    return replace(plan, image="", difference=difference, actions=disruption.actions(difference, old, new, policy))
 
 
 def make(

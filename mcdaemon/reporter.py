@@ -143,7 +143,7 @@ class Reporter:
                 hold=facts.observation.hold if decision.step is Step.HOLD else "",
                 error=error,
                 failed=facts.journal.failed.reason if facts.journal.failed else "",
-                warnings=(facts.alien,) if facts.alien else (),
+                warnings=_warnings(facts),
             ),
         )
 
@@ -168,8 +168,13 @@ def _state(facts: Facts, decision: Decision) -> State:
     if decision.step is Step.HOLD and facts.observation.failed_before:
         return State.DEGRADED
     if decision.step is Step.REST:
-        return State.DEGRADED if facts.observation.drift else State.DONE
+        return State.DEGRADED if decision.degraded else State.DONE
     return State.WORKING
+
+
+def _warnings(facts: Facts) -> tuple[str, ...]:
+    missing = f"{facts.source} is not there" if facts.desired is None and not Path(facts.source).is_dir() else ""
+    return tuple(text for text in (facts.alien, missing, *facts.notes) if text)
 
 
 def _hold(facts: Facts, decision: Decision) -> Optional[HoldReason]:

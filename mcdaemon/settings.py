@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -191,14 +192,16 @@ class Settings:
 
 
 def load(path: str = PATH) -> Settings:
-    """Read the settings file; the defaults when there is none.
+    """Read the settings file; the defaults when there is none at the default place.
 
     Raises Broken with file, line and key for everything that is wrong, and for a file that somebody other than root (or
     who runs this) could have written: it names programs that run as root.
     """
     try:
         text = textfile.read(path, _MAX_BYTES)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if path != PATH or os.path.lexists(path):
+            raise Broken(f"cannot read the settings {path}: no such file", "repair the link or the name") from error
         return Settings()
     return parse(text, path)
 

@@ -208,14 +208,18 @@ class Logind:
             if mode == "block" and "shutdown" in what.split(":")
         )
 
-    def reboot(self) -> None:
-        """Ask for an orderly reboot. Raises Held while an inhibitor blocks it."""
+    def require_free(self) -> None:
+        """Raises Held while an inhibitor blocks a reboot."""
         blockers = self.blockers()
         if blockers:
             raise Held(
                 HoldReason.INHIBITED,
                 f"cannot reboot: shutdown is inhibited by {'; '.join(blockers)}",
-                "the update is complete and waits; see `systemd-inhibit --list`",
+                "the update waits; see `systemd-inhibit --list`",
             )
+
+    def reboot(self) -> None:
+        """Ask for an orderly reboot. Raises Held while an inhibitor blocks it."""
+        self.require_free()
         proxy = self._bus.proxy(_LOGIND, "/org/freedesktop/login1", "reach logind")
         self._bus.call(proxy, f"{_LOGIND}.Manager", "Reboot", False, doing="reboot")

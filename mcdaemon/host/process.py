@@ -11,7 +11,7 @@ from typing import Callable
 
 from mcdaemon.errors import Failure, Transient, from_os_error
 
-BEAT = 5.0
+BEAT = 2.0
 """Seconds between two signs of life while a program runs."""
 
 
@@ -38,7 +38,7 @@ _has_to_end: Callable[[], bool] = _never
 def on_wait(sign_of_life: Callable[[], object], has_to_end: Callable[[], bool] = _never) -> None:
     """Call `sign_of_life` every few seconds while a program runs: the loop waits, it does not hang.
 
-    `has_to_end`: asked as often; when true, the wait is given up (a drain can take an hour, systemd's patience is 90 s).
+    `has_to_end`: asked as often; when true, the wait is given up: a drain can take an hour, systemd's patience is 90 s.
     """
     global _sign_of_life, _has_to_end  # one process has one watchdog
     _sign_of_life, _has_to_end = sign_of_life, has_to_end

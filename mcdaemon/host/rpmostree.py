@@ -428,7 +428,7 @@ class _Peer:
     def _wait(self, context: Any, doing: str, peer: Any) -> None:
         """Iterate until Finished or the end of the connection. A silent transaction is cancelled once; whether that
         helped, and what it left, the deployments say (2.8: Cancel is asynchronous, and may be ignored)."""
-        tick = GLib.timeout_source_new_seconds(5)  # wakes the wait, so that silence can be measured
+        tick = GLib.timeout_source_new(int(process.BEAT * 1000))  # wakes the wait, so that silence can be measured
         tick.set_callback(lambda *_: process.alive())
         tick.attach(context)
         try:

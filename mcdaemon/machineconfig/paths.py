@@ -36,6 +36,8 @@ _REFUSED = (
     ("/sys", "belongs to the kernel", "use /etc/tmpfiles.d or /etc/udev/rules.d"),
     # What either daemon itself keeps about the config: a config that wrote these would lie about itself.
     ("/var/lib/mcdaemon", "is the state of mcdaemon itself", ""),
+    ("/var/usrlocal/lib/mcdaemon", "is the program of mcdaemon itself", "install it with `make install`"),
+    ("/var/usrlocal/bin/mcdaemon", "is the program of mcdaemon itself", "install it with `make install`"),
     ("/etc/machine-config-daemon/currentconfig", "is written by the daemon itself", ""),
     ("/etc/machine-config-daemon/currentimage", "is written by the daemon itself", ""),
     ("/etc/machine-config-daemon/orig", "is written by the daemon itself", ""),
@@ -76,10 +78,9 @@ def problem(path: str) -> Optional[tuple[str, str]]:
 
 def _misplaced(path: str) -> Optional[tuple[str, str]]:
     real = canonical(path)
-    if not below(path, "/usr/local"):
-        for place, reason, hint in _REFUSED:
-            if below(real, place):
-                return f"{place} {reason}", hint
+    for place, reason, hint in _REFUSED:
+        if below(real, place):
+            return f"{place} {reason}", hint
     if path in _KEPT or real in ("/var/usrlocal", "/var/home", "/var/opt", "/var/srv", "/var/roothome", "/var/mnt"):
         return "this is a directory of the system", ""
     if not any(below(path, place) for place in _KEPT):

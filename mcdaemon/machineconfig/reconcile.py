@@ -13,6 +13,8 @@ from mcdaemon.errors import Irreconcilable
 from mcdaemon.machineconfig.diff import diff
 from mcdaemon.machineconfig.model import KernelType, MachineConfig
 
+AGENT_UNITS = ("mcdaemon.service", "mcdaemon-early.service")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -33,6 +35,7 @@ def reconcile(old: Optional[MachineConfig], new: MachineConfig, facts: Facts) ->
             "use default or realtime",
         )
     _login(old, new)
+    _agent(new)
 
 
 def _fips(old: Optional[MachineConfig], new: MachineConfig, facts: Facts) -> None:
@@ -44,6 +47,18 @@ def _fips(old: Optional[MachineConfig], new: MachineConfig, facts: Facts) -> Non
         state = "on" if facts.fips else "off"
         wanted = "on" if new.fips else "off"
         raise _refusal(new, "/spec/fips", f"the config wants FIPS mode {wanted}, on this node it is {state}", hint)
+
+
+def _agent(new: MachineConfig) -> None:
+    """A config cannot switch off the agent that applies it: nobody would confirm it, or take it back."""
+    for index, unit in enumerate(new.units):
+        if unit.name in AGENT_UNITS and (unit.mask or unit.enabled is False):
+            raise _refusal(
+                new,
+                f"/spec/config/systemd/units/{index}",
+                f"{unit.name} is the agent that would have to confirm this config",
+                "stop mcdaemon by hand, or leave its units out",
+            )
 
 
 def _login(old: Optional[MachineConfig], new: MachineConfig) -> None:

@@ -41,6 +41,8 @@ def _scripts(folder: Path) -> str:
         found = sorted(path for path in folder.iterdir() if os.access(path, os.X_OK) and path.is_file())
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        return f"the health scripts in {folder} cannot be listed: {error.strerror}"
     for script in found:
         try:
             process.run([os.fspath(script)], f"pass the health script {script}", SCRIPT_TIMEOUT, Broken)

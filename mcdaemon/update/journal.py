@@ -153,8 +153,11 @@ def store(path: Path, journal: Journal) -> None:
     files.write_atomic(path, encode(journal))
 
 
-def load(path: Path) -> tuple[Journal, str]:
-    """The journal at `path` and, when it was not ours or torn, the sentence that says where it is kept now."""
+def load(path: Path, set_aside: bool = True) -> tuple[Journal, str]:
+    """The journal at `path` and, when it was not ours or torn, the sentence that says where it is kept now.
+
+    `set_aside` False: it stays where it is, for somebody who only looks.
+    """
     try:
         content = _read(path)
     except FileNotFoundError:
@@ -168,6 +171,8 @@ def load(path: Path) -> tuple[Journal, str]:
             raise ValueError(f"larger than {_MAX_BYTES} bytes")
         return decode(content), ""
     except ValueError as error:
+        if not set_aside:
+            return Journal(), f"cannot use the journal {path}: {error}"
         aside = _aside(path)
         files.move_aside(path, aside)
         return Journal(), f"cannot use the journal {path}: {error}; it is kept as {aside}"

@@ -29,11 +29,13 @@ class MergeReport:
     :ivar dropped: would be gone in the new root.
     :ivar replaced: would be there with other content, mode or owner.
     :ivar kept: are to go, but would have been carried over.
+    :ivar placeable: those of the dropped that can safely be put into the staged etc beforehand.
     """
 
     dropped: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    placeable: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         texts = (
@@ -54,9 +56,10 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
     Raises Broken when the merge is going to fail as a whole, or to write outside of the new root: better known now than
     at finalization. `libostree`: its version decides what happens to FIFOs.
     """
+    present = etc_merge.scan(running.path / "etc")
     prediction = etc_merge.predict(
         etc_merge.scan(running.path / "usr/etc"),
-        etc_merge.scan(running.path / "etc"),
+        present,
         etc_merge.scan(target.path / "etc"),
         skips_special_files=libostree >= _SKIPS_SPECIAL_FILES,
     )
@@ -70,6 +73,7 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
         raise Broken(
             f"cannot finalize: {prediction.failure}", "a file stands where the new image has a directory; move it away"
         )
+    _check_places(load, prediction.merged, running)
     dropped, replaced, kept = [], [], []
     for path, node in load.entries:
         if not path.startswith("/etc/"):
@@ -84,7 +88,56 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
                 dropped.append(path)
         elif merged != node and files.read_node(running, path) == node:
             replaced.append(path)  # what this update changes anyway is no loss
-    return MergeReport(tuple(dropped), tuple(replaced), tuple(kept))
+    # Where the running /etc has a link or a file on the way, a directory in the staged etc would make the merge fail.
+    placeable = [path for path in dropped if all(present[at].kind is Kind.DIRECTORY for at in _parents(path))]
+    return MergeReport(tuple(dropped), tuple(replaced), tuple(kept), tuple(placeable))
+
+
+def _check_places(load: Payload, merged: etc_merge.Tree, running: Root) -> None:
+    """Raises Broken when an entry could not be written into the merged root: before the drain, not after it."""
+    going = {path for path, node in load.entries if node.kind is Kind.ABSENT}
+    for path, node in load.entries:
+        if node.kind is Kind.ABSENT or any(at in going for at in _parents(path)):
+            continue
+        if not path.startswith("/etc/") or any(merged.get(at, _ABSENT).kind is Kind.LINK for at in _parents(path)):
+            _check_shared_place(path, node, running)
+            continue
+        obstacle = _obstacle(path, node, merged, going)
+        if obstacle:
+            raise Broken(
+                f"cannot put {path} into the new root: {obstacle}", "move it away, or choose another path in the config"
+            )
+
+
+def _check_shared_place(path: str, node: Node, running: Root) -> None:
+    """A place outside /etc, or behind a link: it is the same for the running root and the new one."""
+    canonical = running.canonical(path)
+    if not canonical.startswith(("/etc/", "/var/")):
+        raise Broken(
+            f"cannot put {path} into the new root: a link on the way leads to {canonical}, which no update can write",
+            "repair the link, or choose another path in the config",
+        )
+    if node.kind is not Kind.DIRECTORY:
+        files.check_place(running, path)
+
+
+def _obstacle(path: str, node: Node, merged: etc_merge.Tree, going: set[str]) -> str:
+    for at in _parents(path):
+        if merged.get(at, _ABSENT).kind not in (Kind.ABSENT, Kind.DIRECTORY):
+            return f"{at} is not a directory there"
+    found = merged.get(path, _ABSENT).kind
+    if node.kind is Kind.DIRECTORY:
+        return "" if found in (Kind.ABSENT, Kind.DIRECTORY) else "something else stands there"
+    if found is Kind.DIRECTORY and any(at.startswith(path + "/") and at not in going for at in merged):
+        return "a directory with something in it stands there"
+    return ""
+
+
+def _parents(path: str) -> list[str]:
+    """The directories above a path, from the one below the top of /etc (or of /) down."""
+    parts = path.split("/")
+    first = 3 if path.startswith("/etc/") else 2
+    return ["/".join(parts[:end]) for end in range(first, len(parts))]
 
 
 def _stands(root: Root, path: str) -> bool:
@@ -94,7 +147,7 @@ def _stands(root: Root, path: str) -> bool:
 def pre_place(report: MergeReport, target: Root, load: Payload, payloads: Shelf) -> None:
     """Write what the merge would drop into the staged etc: the merge leaves it alone there, so that even a reboot that
     somebody else orders now ends with these files in place."""
-    wanted = set(report.dropped)
+    wanted = set(report.placeable)
     commit.apply(load, payloads, target, lambda path: path in wanted)
 
 

@@ -55,10 +55,13 @@ class Payload:
     def nodes(self) -> Mapping[str, Node]:
         return dict(self.entries)
 
-    def expected(self) -> Mapping[str, Expected]:
-        """What a root that holds this payload looks like."""
-        directories = self.implied_directories()
-        return {path: Expected(node) for path, node in self.entries if path not in directories}
+    def expected(self, agents: bool = True) -> Mapping[str, Expected]:
+        """What a root that holds this payload looks like. `agents`: with the agent's own files, which an administrator
+        may change at any time; that is no reason to take an update back."""
+        left_out = self.implied_directories()
+        if not agents:
+            left_out |= {path for path, _node in self.entries if _is_agents(path)}
+        return {path: Expected(node) for path, node in self.entries if path not in left_out}
 
     def implied_directories(self) -> frozenset[str]:
         """Paths that were a file in the old config and are a directory in the new one: the file has to go, and then
@@ -137,6 +140,11 @@ def _group(owner: Owner, root: Root, running: Root) -> int:
         return users.lookup_group(root, owner.name)
 
 
+def _is_agents(path: str) -> bool:
+    own = any(path == place or path.startswith(place + "/") for place in AGENT_PATHS)
+    return own or path.rpartition("/")[2] in _AGENT_UNITS
+
+
 def agent_items(running: Root) -> dict[str, Entry]:
     """The agent's own files, settings and enablement links, as they are on the running root."""
     items: dict[str, Entry] = {}
@@ -199,12 +207,16 @@ def _in_the_way(path: str, items: Mapping[str, Entry]) -> bool:
 
 
 def _passwords(new: MachineConfig, old: Optional[MachineConfig]) -> tuple[tuple[str, str], ...]:
-    """Hashes that the change touches; a password that somebody set by hand is not ours (mcd.md 3.11)."""
+    """Hashes that the change touches; a password that somebody set by hand is not ours (mcd.md 3.11).
+
+    A hash that the new config does not have is locked, also when the whole user is gone from it: never left valid, and
+    never emptied, which would let everybody in.
+    """
     before = {user.name: user.password_hash for user in old.users} if old else {}
+    after: dict[str, Optional[str]] = dict.fromkeys(before)
+    after.update({user.name: user.password_hash for user in new.users})
     return tuple(
-        (user.name, user.password_hash or users.NO_PASSWORD)
-        for user in new.users
-        if user.password_hash != before.get(user.name)
+        (name, secret or users.NO_PASSWORD) for name, secret in sorted(after.items()) if secret != before.get(name)
     )
 
 
@@ -304,7 +316,7 @@ class Shelf:
     def identities(self) -> tuple[str, ...]:
         try:
             return tuple(sorted(path.name for path in self.folder.iterdir()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ()
 
 

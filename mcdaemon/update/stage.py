@@ -64,8 +64,12 @@ def classify(
 
 
 def _comparable(line: Sequence[str], plan: Plan) -> list[str]:
-    """Without `ostree=`, which libostree writes at finalization; with another OS an older marker does not matter."""
-    words = _unmarked(line) if plan.os_changes else line
+    """Without `ostree=`, which libostree writes at finalization; with another OS an older marker does not matter.
+
+    libostree splits at every blank, also inside of quotes: the line is put together again first.
+    """
+    words = kernelargs.split(" ".join(line))
+    words = tuple(_unmarked(words)) if plan.os_changes else words
     return [word for word in words if not word.startswith("ostree=")]
 
 

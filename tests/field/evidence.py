@@ -21,6 +21,7 @@ GATE = "/run/may-drain"
 """With the settings `GATED` a drain succeeds once this file exists; /run is gone after a reboot."""
 
 STATE = "/var/lib/mcdaemon"
+ARCHIVE = "/usr/local/lib/mcdaemon/mcdaemon.pyz"
 _LINE_TIMEOUT = 60.0
 
 
@@ -253,7 +254,7 @@ os._exit(1)
 def stop_after(node: Node, step: str) -> str:
     """Let the agent take its steps up to and including `step`, then end it at once; returns what it said."""
     done = node.machine.run(["/usr/bin/python3", "-c", _STOP_AFTER, step], check=False,
-                            env={"PYTHONPATH": "/usr/local/lib/mcdaemon/mcdaemon.pyz"})
+                            env={"PYTHONPATH": ARCHIVE})
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -50,7 +50,7 @@ def variant(**spec: Any) -> str:
     """OLD with other members of its spec, or of the ignition config in it."""
     document = json.loads(OLD)
     for key, value in spec.items():
-        place = document["spec"] if key in ("osImageURL", "kernelType", "kernelArguments") else document["spec"]["config"]
+        place = document["spec"] if key in ("osImageURL", "kernelType") else document["spec"]["config"]
         place[key] = value
     return json.dumps(document, indent=1)
 
@@ -61,15 +61,16 @@ def bad_file(**changes: Any) -> str:
     return json.dumps(document, indent=1)
 
 
+CONTENTS = "/spec/config/storage/files/0/contents"
 CASES: dict[str, tuple[str, str]] = {
     "a JSON error with its line": ('{\n"kind": "MachineConfig",\n oops\n}', "line 3"),
     "an empty file": ("", "line 1"),
     "another kind of object": ('{"apiVersion": "v1", "kind": "Secret"}', "v1 Secret"),
-    "a field that is not honoured": (variant(storage={"disks": [{"device": "/dev/sda"}]}), "/spec/config/storage/disks"),
-    "a data URL that is cut": (bad_file(contents={"source": "data:;base64,AAA"}), "/spec/config/storage/files/0/contents"),
-    "a file to be fetched": (bad_file(contents={"source": "https://x.invalid/f"}), "/spec/config/storage/files/0/contents"),
+    "a field that is not honoured": (variant(storage={"disks": [{"device": "/dev/x"}]}), "/spec/config/storage/disks"),
+    "a data URL that is cut": (bad_file(contents={"source": "data:;base64,AAA"}), CONTENTS),
+    "a file to be fetched": (bad_file(contents={"source": "https://x.invalid/f"}), CONTENTS),
     "a wrong hash": (bad_file(contents={"source": "data:,x", "verification": {"hash": "sha512-00"}}),
-                     "/spec/config/storage/files/0/contents"),
+                     CONTENTS),
     "a mode that is no number": (bad_file(mode="0644"), "/spec/config/storage/files/0/mode"),
     "a path that climbs": (bad_file(path="/etc/../etc/app.conf"), "/spec/config/storage/files/0/path"),
     "a kernel type that nobody knows": (variant(kernelType="fast"), "/spec/kernelType"),
@@ -185,6 +186,6 @@ def test_wrong_usage_is_said_as_such(node: Node) -> None:
 
 
 def test_an_ordinary_user_is_told_so(node: Node) -> None:
-    done = node.machine.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "mcdaemon", "run", "--once"],
-                            check=False)
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = node.machine.run([*nobody, "mcdaemon", "run", "--once"], check=False)
     assert done.returncode == 1 and "run it as root" in done.stderr

@@ -17,7 +17,7 @@ from tests.field.evidence import (
     tick,
     validated,
 )
-from tests.stand.configs import Unit, machine_config
+from tests.stand.configs import FileText, Unit, machine_config
 from tests.stand.node import Node
 
 pytestmark = pytest.mark.stand
@@ -28,8 +28,8 @@ UNIT = Unit("workload.service", "[Service]\nType=oneshot\nRemainAfterExit=yes\nE
 
 
 def config(text: str) -> str:
-    return machine_config(f"50-{text}", files={"/etc/app.conf": f"{text}\n", "/usr/local/bin/tool": (f"{text}\n", 0o755),
-                                               "/usr/local/bin/workload": (SCRIPT, 0o755)}, units=[UNIT])
+    files: dict[str, FileText] = {"/etc/app.conf": f"{text}\n", "/usr/local/bin/tool": (f"{text}\n", 0o755)}
+    return machine_config(f"50-{text}", files={**files, "/usr/local/bin/workload": (SCRIPT, 0o755)}, units=[UNIT])
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from tests.field.conftest import Aged, MakeNode, Push
 from tests.field.evidence import (
+    ARCHIVE,
     STEPS,
     Agent,
     deployment_etc,
@@ -215,7 +216,7 @@ def cleanup_pending(node: Node) -> None:
         "bus = Bus()\n"
         "RpmOstree(bus, Systemd(bus)).cleanup('pending-deploy')\n"
     )
-    node.machine.run(["/usr/bin/python3", "-c", script], env={"PYTHONPATH": "/usr/local/lib/mcdaemon/mcdaemon.pyz"})
+    node.machine.run(["/usr/bin/python3", "-c", script], env={"PYTHONPATH": ARCHIVE})
 
 
 def test_somebody_stages_over_ours_while_we_wait_for_the_drain(old: Node) -> None:

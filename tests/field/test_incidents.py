@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.stand, pytest.mark.slow]
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("tell", [story for _title, story in STORIES], ids=[story.__name__ for _title, story in STORIES])
+@pytest.mark.parametrize("tell", [story for _title, story in STORIES], ids=lambda story: str(story.__name__))
 def test_the_incident_has_its_before_and_its_after(tmp_path: Path, tell: Callable[[Stage], Outcome]) -> None:
     with Registry(tmp_path / "registry") as registry:
         outcome = tell(Stage(tmp_path, registry))

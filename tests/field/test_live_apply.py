@@ -17,7 +17,7 @@ from tests.field.evidence import (
     tick,
     transactions,
 )
-from tests.stand.configs import machine_config
+from tests.stand.configs import FileText, machine_config
 from tests.stand.node import Node
 
 pytestmark = pytest.mark.stand
@@ -26,15 +26,19 @@ POLICY = "/etc/containers/policy.json"
 GOOD = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
 BETTER = '{"default": [{"type": "insecureAcceptAnything"}], "transports": {}}\n'
 BAD = '{"default": []} this makes crio fail\n'
-FILES = {POLICY: (GOOD, 0o640), "/etc/containers/registries.d/gone.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"}
+REGISTRIES = "/etc/containers/registries.d"
+FILES: dict[str, FileText] = {
+    POLICY: (GOOD, 0o640), f"{REGISTRIES}/gone.yaml": "docker: {}\n", "/etc/app.conf": "stays\n",
+}  # fmt: skip
 OLD = machine_config("50-old", files=FILES)
 # A reload records itself, and fails for a policy that it cannot read or while somebody says so.
 CRIO = """\
 [Service]
 Type=simple
 ExecStart=/bin/sleep 100000
-ExecReload=/bin/sh -c 'echo reload >>/run/reloads; test ! -e /run/refuse && ! grep -q "makes crio fail" %s'
-""" % POLICY
+ExecReload=/bin/sh -c 'echo reload >>/run/reloads; test ! -e /run/refuse'
+ExecReload=/bin/sh -c '! grep -q "makes crio fail" /etc/containers/policy.json'
+"""
 
 
 @pytest.fixture
@@ -51,9 +55,10 @@ def reloads(node: Node) -> int:
     return len(node.machine.read("/run/reloads").splitlines()) if node.machine.exists("/run/reloads") else 0
 
 
-def changed(policy: str, **more: str) -> str:
-    files = {POLICY: (policy, 0o644), "/etc/containers/registries.d/new.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"}
-    return machine_config("50-new", files={**files, **more})
+def changed(policy: str) -> str:
+    """OLD with another policy, one file less and one more."""
+    return machine_config("50-new", files={
+        POLICY: (policy, 0o644), f"{REGISTRIES}/new.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"})
 
 
 def test_a_policy_file_changes_with_a_reload_and_nothing_else(node: Node) -> None:
@@ -62,14 +67,14 @@ def test_a_policy_file_changes_with_a_reload_and_nothing_else(node: Node) -> Non
     assert tick(node) == 0
     assert node.machine.boot_id == boot and transactions(node) == []
     assert (node.machine.read(POLICY), node.mode(POLICY)) == (BETTER, 0o644) and reloads(node) == 1
-    assert not node.machine.exists("/etc/containers/registries.d/gone.yaml")
+    assert not node.machine.exists(f"{REGISTRIES}/gone.yaml")
     assert not node.machine.exists("/run/undrained"), "no workload had to move"
     assert counters.count("reboots") == node.machine.read("/var/lib/mcdaemon/counters.json").count("reboots")
     rests_on(node, "50-new")
 
 
 def test_a_path_that_disturbs_nobody_is_written_without_any_action(node: Node) -> None:
-    files = {**FILES, "/var/lib/kubelet/config.json": ('{"auths": {}}\n', 0o600)}
+    files: dict[str, FileText] = {**FILES, "/var/lib/kubelet/config.json": ('{"auths": {}}\n', 0o600)}
     node.desire(first=machine_config("50-new", files=files, ssh_keys=["ssh-ed25519 AAAA one@stand"]))
     assert tick(node) == 0
     assert node.boots == 0 and reloads(node) == 0 and node.mode("/var/lib/kubelet/config.json") == 0o600
@@ -117,7 +122,8 @@ def test_a_reload_of_a_unit_that_is_not_there_is_said(aged: Aged) -> None:
 
 def test_a_change_that_moves_workloads_waits_for_the_drain_before_it_writes(node: Node) -> None:
     """registries.conf: Special (mcd.md 3.8)."""
-    files = {**FILES, "/etc/containers/registries.conf": 'unqualified-search-registries = ["other.invalid"]\n'}
+    text = 'unqualified-search-registries = ["other.invalid"]\n'
+    files: dict[str, FileText] = {**FILES, "/etc/containers/registries.conf": text}
     before = fingerprint(node)
     node.desire(first=machine_config("50-new", files=files))
     assert tick(node) == 3 and status(node)["state"] == "Working"
@@ -129,7 +135,7 @@ def test_a_change_that_moves_workloads_waits_for_the_drain_before_it_writes(node
 
 
 def test_the_desired_config_goes_back_while_a_live_change_waits_for_its_drain(node: Node) -> None:
-    files = {**FILES, "/etc/containers/registries.conf": "\n"}
+    files: dict[str, FileText] = {**FILES, "/etc/containers/registries.conf": "\n"}
     before = fingerprint(node)
     node.desire(first=machine_config("50-new", files=files))
     assert tick(node) == 3

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.field.conftest import Aged, Push
 from tests.field.evidence import Agent, faults
-from tests.stand.configs import machine_config
+from tests.stand.configs import FileText, machine_config
 from tests.stand.incidents import GATED
 from tests.stand.node import DESIRED, Node, next_image
 
@@ -113,7 +113,7 @@ def test_a_change_by_hand_shows(scraped: Scraped) -> None:
 
 def test_an_image_that_overrides_the_release_shows(scraped: Scraped, push: Push) -> None:
     release, custom = push(next_image("417.94.41"), "os:v41"), push(next_image("417.94.42"), "os:v42")
-    files = {"/etc/app.conf": "old\n", "/etc/secret": ("hunter2\n", 0o600)}
+    files: dict[str, FileText] = {"/etc/app.conf": "old\n", "/etc/secret": ("hunter2\n", 0o600)}
     scraped.node.desire(release=machine_config("00-worker", files=files, os_image=release, generated=True),
                         custom=machine_config("99-custom", os_image=custom))
     scraped.agent.wait_for("cannot drain")

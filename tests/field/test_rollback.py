@@ -31,8 +31,8 @@ HOLD = "hold: {retry_min_seconds: 1, retry_max_seconds: 5}\n"
 SHORT = HOLD + "health: {timeout_seconds: 1}\n"
 PATIENT = HOLD + "health: {timeout_seconds: 60}\n"
 CHECK = "/etc/mcdaemon/health.d/10-check.sh"
-FAILING = Unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n[Install]\nWantedBy=multi-user.target\n",
-               True)  # fmt: skip
+FAILING = Unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n"
+               "[Install]\nWantedBy=multi-user.target\n", True)  # fmt: skip
 OLD, NEW, NEWEST = config("old"), config("new"), config("newest")
 
 

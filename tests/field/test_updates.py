@@ -23,7 +23,7 @@ from tests.field.evidence import (
     transactions,
     validated,
 )
-from tests.stand.configs import Unit, machine_config
+from tests.stand.configs import FileText, Unit, machine_config
 from tests.stand.images import File
 from tests.stand.incidents import FILES, UNIT_TEXT, WORKLOAD
 from tests.stand.node import SETTINGS, Node, next_image
@@ -80,8 +80,10 @@ def test_the_workload_that_a_config_enables_runs_after_the_reboot(node: Node) ->
 def test_a_file_that_leaves_the_config_goes_back_to_the_image_or_away(make_node: MakeNode, with_hosts: str) -> None:
     node = make_node(with_hosts)
     hosts = node.machine.read("/etc/hosts")
-    both = {"/etc/hosts": ("10.0.0.1 registry\n", 0o600), "/etc/app.conf": "x\n", "/etc/stays": "stays\n",
-            "/usr/local/bin/tool": ("#!/bin/sh\n", 0o755)}  # fmt: skip
+    both: dict[str, FileText] = {
+        "/etc/hosts": ("10.0.0.1 registry\n", 0o600), "/etc/app.conf": "x\n", "/etc/stays": "stays\n",
+        "/usr/local/bin/tool": ("#!/bin/sh\n", 0o755),
+    }  # fmt: skip
     settle(node, first=machine_config("50-a", files=both))
     assert node.machine.read("/etc/hosts") == "10.0.0.1 registry\n" and node.machine.exists("/usr/local/bin/tool")
     settle(node, first=machine_config("50-b", files={"/etc/stays": "stays\n"}))
@@ -110,7 +112,8 @@ def test_units_are_masked_disabled_and_removed_again(node: Node) -> None:
 
 
 def test_owners_by_name_and_by_number_are_exact(node: Node) -> None:
-    config = json.loads(machine_config("50-owners", files={"/etc/tool": ("#!/bin/sh\n", 0o711), "/etc/k": ("k", 0o400)}))
+    files: dict[str, FileText] = {"/etc/tool": ("#!/bin/sh\n", 0o711), "/etc/k": ("k", 0o400)}
+    config = json.loads(machine_config("50-owners", files=files))
     config["spec"]["config"]["storage"]["files"][1] |= {"user": {"name": "core"}, "group": {"id": 10}}
     settle(node, first=json.dumps(config))
     assert node.mode("/etc/tool") == 0o711
@@ -227,7 +230,7 @@ def test_a_second_config_for_the_same_image_under_another_name_changes_no_base(
     assert node.status()["digest"] == digest
 
 
-# -- nodes that were not always ours ------------------------------------------------------------------------------------
+# -- nodes that were not always ours ----------------------------------------------------------------------------------
 
 
 def test_a_node_without_currentconfig_is_adopted(node: Node) -> None:

@@ -27,6 +27,9 @@ from tests.stand.registry import Registry
 _DRAIN = SETTINGS + "drain: {command: [/usr/bin/touch, /run/drained], undo: [/usr/bin/touch, /run/undrained]}\n"
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Narrator:
     """Says what happens, with the seconds since the start."""
 
@@ -101,10 +104,11 @@ def main() -> int:
     if os.geteuid() != 0:
         print("cannot run the demo as an ordinary user: it boots a node in namespaces; run it as root", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, _interrupted)
-    signal.signal(signal.SIGHUP, _interrupted)
+    for number in _SIGNALS:
+        signal.signal(number, _interrupted)
     say = Narrator()
     folder = Path(tempfile.mkdtemp(prefix="mcdaemon-demo-", dir="/var/tmp"))
+    tempfile.tempdir = str(folder)  # for everything that the stand keeps for a moment
     try:
         return _play(say, folder)
     except KeyboardInterrupt:
@@ -114,7 +118,11 @@ def main() -> int:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     finally:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # cleaning up takes a second; it is not interrupted again
         shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            print(f"cannot remove all of {folder}: see `lsattr -R {folder}`", file=sys.stderr)
 
 
 def _play(say: Narrator, folder: Path) -> int:

@@ -92,9 +92,14 @@ class Node:
         self.profile = profile
         self.machine = Machine(folder, units=units)
         self.boots = 0
-        self._install_os(image, kargs, transport)
-        self.machine.boot()
-        self._install_agent(settings)
+        try:
+            self._install_os(image, kargs, transport)
+            self.machine.boot()
+            self._install_agent(settings)
+        except BaseException:
+            # Also when interrupted: a half-made node would leave a folder that cannot be removed.
+            self.machine.close()
+            raise
 
     def _install_os(self, image: str, kargs: Sequence[str], transport: str) -> None:
         prefix = "ostree-unverified-registry:" if transport == "registry" else f"ostree-unverified-image:{transport}:"

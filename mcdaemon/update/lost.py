@@ -1,0 +1,50 @@
+"""When the journal is lost: what was in flight is told by what it left on the shelves.
+
+The node must not stay drained, or boot into a config that nobody remembers wanting. So an update stands in for the one
+whose record was lost; `decide` discards it like any other that failed, and the desired config starts afresh.
+"""
+
+from __future__ import annotations
+
+import json
+
+from mcdaemon.errors import Failure
+from mcdaemon.host import files
+from mcdaemon.host.root import Root
+from mcdaemon.machineconfig import model
+from mcdaemon.update.journal import Update
+from mcdaemon.update.payload import CURRENT_CONFIG, Shelf
+
+
+def stand_in(payloads: Shelf, undo: Shelf, root: Root, booted: str, why: str) -> Update:
+    """The update to discard. What has arrived already (the running root carries its config) is not put back."""
+    carried = _carried(root)
+    left = sorted({*payloads.identities(), *undo.identities()})
+    for identity in left:
+        if _config(payloads, identity) == carried:
+            undo.drop(identity)
+    pending = [identity for identity in left if _config(payloads, identity) != carried]
+    return Update(
+        id=pending[0] if pending else "lost",
+        desired="",
+        name="an update whose record was lost",
+        source=booted,
+        drained=True,  # nobody knows; taking a node back to work that never left it does no harm
+        failure=why,
+    )
+
+
+def _config(payloads: Shelf, identity: str) -> str:
+    try:
+        load = payloads.load(identity)
+    except Failure:
+        return ""
+    return load.config if load is not None else ""
+
+
+def _carried(root: Root) -> str:
+    try:
+        content = files.read_file(root, CURRENT_CONFIG)
+        return model.parse(json.loads(content), CURRENT_CONFIG).identity if content else "none"
+    except (ValueError, Failure):
+        return "unknown"
