@@ -112,7 +112,7 @@ class Observer:
             if before is not None or self._context.undo.load(update.id) is not None:
                 return before
         content = files.read_file(self._context.root, CURRENT_CONFIG)
-        if content is None:
+        if not content:
             return None
         try:
             return model.parse(json.loads(content), CURRENT_CONFIG)

@@ -75,24 +75,27 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
         )
     except OSError as error:
         raise from_os_error(error, "run", argv[0]) from error
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            output, complaint = child.communicate(timeout=max(0.0, min(BEAT, deadline - time.monotonic())))
-            break
-        except subprocess.TimeoutExpired as error:
-            _sign_of_life()
-            try:
-                check_end(doing, "it is done again")
-            except Transient:
-                _end(child)
-                raise
-            if time.monotonic() >= deadline:
-                _end(child)
-                raise Transient(f"cannot {doing}: {argv[0]} did not end within {timeout:.0f} s") from error
+    try:
+        output, complaint = _await(child, argv[0], doing, timeout)
+    finally:
+        if child.poll() is None:
+            _end(child)
     if child.returncode != 0:
         raise failed(f"cannot {doing}: {_last_words(argv[0], child.returncode, complaint)}")
     return output
+
+
+def _await(child: subprocess.Popen[str], program: str, doing: str, timeout: float) -> tuple[str, str]:
+    """Its output and complaint at its end. Raises Transient after `timeout` seconds or when the agent has to end."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return child.communicate(timeout=max(0.0, min(BEAT, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired as error:
+            _sign_of_life()
+            check_end(doing, "it is done again")
+            if time.monotonic() >= deadline:
+                raise Transient(f"cannot {doing}: {program} did not end within {timeout:.0f} s") from error
 
 
 def _end(child: subprocess.Popen[str]) -> None:
