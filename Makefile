@@ -25,8 +25,8 @@ help: ## List the targets
 deps: $(VENV)/.complete ## Install what tests and demo need: Debian packages (as root), and Python packages into .venv
 
 .PHONY: test
-test: deps ## Run all tests and linters
-	$(IN_VENV) -m pytest
+test: deps $(ARCHIVE) ## Run all tests and linters
+	$(IN_VENV) -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: test-unit
 test-unit: deps ## Run the tests that touch nothing but memory and a temporary directory
