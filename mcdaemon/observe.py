@@ -124,7 +124,16 @@ class Observer:
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
         facts = dataclasses.replace(facts, notes=payload.notes(current, self._context.root))
-        return _with(facts, drift="; ".join(drift(self._context, current)))
+        found = [*drift(self._context, current), *self._other_image(facts)]
+        return _with(facts, drift="; ".join(found))
+
+    def _other_image(self, facts: Facts) -> list[str]:
+        """Somebody else has rebased the node since the last update; told by the origin, as far as that has a digest."""
+        origin = self._context.machine.origin_of(facts.booted)
+        _name, _at, digest = origin.rpartition("@")
+        if not facts.journal.digest or not digest.startswith("sha256:") or digest == facts.journal.digest:
+            return []
+        return [f"the OS image is {origin}, and not the one of the last update, {facts.journal.digest}"]
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""

@@ -331,7 +331,9 @@ class Performer:
         update = _update(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
         self._back_to_work(update)
-        digest = booted.digest if booted else self._record().digest
+        # What the origin is pinned to, which for a multi-platform image is the index and not the platform's manifest.
+        pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
+        digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._record().digest
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
         self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest))
         self._forget(update)

@@ -109,6 +109,17 @@ class Machine:
         osname, _booted = self.booted()
         return Root.of_deployment(self.sysroot, osname, name)
 
+    def origin_of(self, name: str) -> str:
+        """The container image reference in a deployment's origin file, "" when it has none."""
+        osname, _booted = self.booted()
+        path = self.sysroot / "ostree/deploy" / osname / "deploy" / f"{name}.origin"
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError as error:
+            raise from_os_error(error, "read", path) from error
+        key = "container-image-reference="
+        return next((line[len(key) :].strip() for line in lines if line.startswith(key)), "")
+
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def unlock(self) -> None:

@@ -39,11 +39,16 @@ class Login:
 
 @dataclass(frozen=True)
 class Credentials:
-    """The logins of one file; `file` is None where there is none (everything is then asked anonymously)."""
+    """The logins of one file; `file` is None where there is none (everything is then asked anonymously).
+
+    `unreadable` are the keys of entries that cannot be decoded. As for containers/image, they matter only to whoever
+    needs just these: one bad entry must not cut the node off from every other registry.
+    """
 
     file: Optional[Path] = None
     logins: Mapping[str, Login] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     seen_by_rpm_ostree: bool = True
+    unreadable: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, root: Path = Path("/")) -> Credentials:
@@ -59,39 +64,56 @@ class Credentials:
                 continue
             except OSError as error:
                 raise from_os_error(error, "read", path) from error
-            return cls(path, MappingProxyType(_parse(text, path)), name != KUBELET_FILE)
+            logins, unreadable = _parse(text, path)
+            return cls(path, MappingProxyType(logins), name != KUBELET_FILE, unreadable)
         return cls()
 
     def login(self, host: str, path: str) -> Optional[Login]:
         """The login for a repository: the longest key that is HOST/PATH or a parent of it, then HOST."""
-        host = _normal(host)
-        parts = [host, *path.split("/")]
-        for length in range(len(parts), 0, -1):
-            found = self.logins.get("/".join(parts[:length]))
-            if found is not None:
-                return found
-        return None
+        return next((self.logins[key] for key in _keys(host, path) if key in self.logins), None)
 
     def explain(self, host: str, path: str) -> str:
         """Where the credentials for a repository came from, for an error text (IMG-30)."""
         if self.file is None:
             return "there is no auth.json, so it was asked anonymously"
+        unreadable = next((key for key in _keys(host, path) if key in self.unreadable), "")
+        if unreadable:
+            return f"the entry for {unreadable} in {self.file} cannot be decoded"
         if self.login(host, path) is None:
             return f"{self.file} has no credentials for it"
         return f"it refused the credentials in {self.file}"
 
 
-def _parse(text: bytes, path: Path) -> dict[str, Login]:
+def _keys(host: str, path: str) -> list[str]:
+    """The keys that can name a repository, the closest first."""
+    parts = [_normal(host), *path.split("/")]
+    return ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def _parse(text: bytes, path: Path) -> tuple[dict[str, Login], frozenset[str]]:
+    logins: dict[str, Login] = {}
+    unreadable = set()
     try:
         document = json.loads(text)
         auths = document.get("auths") or {}
-        entries = {_key(str(key)): _login(entry) for key, entry in auths.items()}
+        for key, entry in auths.items():
+            try:
+                login = _login(entry)
+            except _UndecodableError:
+                unreadable.add(_key(str(key)))
+                continue
+            if login is not None:
+                logins[_key(str(key))] = login
     except (ValueError, AttributeError, TypeError, RecursionError):
         # The cause's text may hold a piece of the file: it is cut off here.
         raise Broken(
             f"cannot read {path}: it is not an auth.json", "see containers-auth.json(5); write it anew"
         ) from None
-    return {key: login for key, login in entries.items() if login is not None}
+    return logins, frozenset(unreadable)
+
+
+class _UndecodableError(Exception):
+    """An entry is not base64 of user:password; its text is in no message."""
 
 
 def _login(entry: Mapping[str, object]) -> Optional[Login]:
@@ -103,7 +125,7 @@ def _login(entry: Mapping[str, object]) -> Optional[Login]:
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).decode("utf-8").partition(":")
     except (binascii.Error, UnicodeDecodeError):
-        raise ValueError("auth") from None
+        raise _UndecodableError from None
     return Login(user, password.rstrip("\0"), token) if colon else None
 
 

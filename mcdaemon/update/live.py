@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Optional
 
-from mcdaemon.errors import Broken
+from mcdaemon.errors import Broken, Failure
 from mcdaemon.host.bus import Systemd
 from mcdaemon.host.root import Root
 from mcdaemon.machineconfig import disruption
@@ -62,7 +62,11 @@ def take_back(
     if undo.load(update) is None:
         return  # nothing was written yet, or all of it is back already
     commit.take_back(update, undo, root, drop=False)
-    new = payload.carried(update, payloads)
+    try:
+        new = payload.carried(update, payloads)
+    except Failure as error:
+        _log.warning("cannot tell what to reload after taking %s back: %s", update, error)
+        new = None
     if new is not None:
         difference = diff(old, new)
         act(disruption.actions(difference, old, new, policy), bool(difference.units), systemd, _log.warning)

@@ -235,9 +235,16 @@ class TestCredentials:
         put(tmp_path, "etc/ostree/auth.json", auths(**{"https://index.docker.io/v1/": "hub:pw"}))
         assert Credentials.load(tmp_path).login("docker.io", "library/os") == Login("hub", "pw")
 
-    @pytest.mark.parametrize(
-        "text", ["", "{", "[]", '{"auths": []}', '{"auths": {"q": 5}}', '{"auths": {"q": {"auth": "not-a-secret!"}}}']
-    )
+    def test_an_entry_that_cannot_be_decoded_matters_only_to_its_own_registry(self, tmp_path: Path) -> None:
+        text = '{"auths": {"bad.io": {"auth": "not-a-secret!"}, "good.io": {"auth": "dTpw"}}}'
+        put(tmp_path, "etc/ostree/auth.json", text)
+        read = Credentials.load(tmp_path)
+        assert read.login("good.io", "os") == Login("u", "p")
+        assert read.login("bad.io", "os") is None
+        assert "the entry for bad.io" in read.explain("bad.io", "os")
+        assert "not-a-secret" not in read.explain("bad.io", "os") + repr(read)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"auths": []}', '{"auths": {"q": 5}}'])
     def test_a_malformed_file_is_named_and_not_quoted(self, tmp_path: Path, text: str) -> None:
         put(tmp_path, "etc/ostree/auth.json", text)
         if text == '{"auths": []}':

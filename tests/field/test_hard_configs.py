@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tests.field.conftest import MakeNode
+from tests.field.conftest import MakeNode, Push
 from tests.field.evidence import open_gate, settle, shut_gate, through_gate, transactions, validated
 from tests.stand.configs import Unit, machine_config
-from tests.stand.incidents import FILES
-from tests.stand.node import Node
+from tests.stand.incidents import FILES, naive
+from tests.stand.node import Node, next_image
 
 pytestmark = pytest.mark.stand
 
@@ -181,3 +181,21 @@ def test_nothing_is_finalized_while_somebody_holds_the_reboot_up(node: Node, bas
     through_gate(node)
     assert node.machine.read("/etc/late.conf") == "late\n"
     shut_gate(node)
+
+
+def test_an_image_that_somebody_rebases_to_by_hand_is_said(node: Node, base: str, push: Push) -> None:
+    settle(node, first=config(base))
+    other = push(next_image("417.94.77"), "os:v77")
+    success, text = naive(node, {"set-refspec": f"ostree-unverified-registry:{other}"}, {})
+    assert success, text
+    node.machine.reboot()
+    assert other in node.once(expect=1)
+    assert node.status()["state"] == "Degraded"
+
+
+def test_one_bad_entry_in_the_pull_secret_does_not_cut_the_node_off(node: Node, base: str, push: Push) -> None:
+    """Captured configs have a placeholder there; containers/image decodes only the entry that it needs."""
+    node.machine.write("/var/lib/kubelet/config.json", '{"auths": {"example.com": {"auth": "NOT-BASE64"}}}', 0o600)
+    target = push(next_image("417.94.78"), "os:v78")
+    settle(node, first=config(target))
+    assert "417.94.78" in node.machine.read("/etc/os-release")
