@@ -115,14 +115,21 @@ class Agent:
     # -- once, and for ever -----------------------------------------------------------------------------------------
 
     def run_once(self) -> tuple[Optional[Decision], Optional[Failure]]:
-        """Rounds until there is nothing to do now: at rest, held, rejected, or on the way into a reboot."""
+        """Rounds until there is nothing to do now: at rest, held, rejected, or on the way into a reboot.
+
+        Raises KeyboardInterrupt after the step during which Ctrl-C or SIGTERM came.
+        """
         self._prepare()
-        while True:
-            decision = self.round()
-            if decision is None:
-                return None, self._held
-            if decision.step in _PATIENT or decision.step in _REBOOTING or self._held is not None:
-                return decision, self._held
+        with _interrupts_noted() as noted:
+            process.on_wait(self._notifier.watchdog, lambda: bool(noted))
+            while True:
+                decision = self.round()
+                if noted:
+                    raise KeyboardInterrupt
+                if decision is None:
+                    return None, self._held
+                if decision.step in _PATIENT or decision.step in _REBOOTING or self._held is not None:
+                    return decision, self._held
 
     def run(self, before_waiting: Callable[[], None] = lambda: None) -> None:
         """Rounds until SIGTERM. `before_waiting` is called whenever there is nothing to do for now."""
@@ -158,6 +165,22 @@ class Agent:
         self._observer.alien = self._performer.sweep()
         if self._observer.alien:
             log.error(self._observer.alien)
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Signals that ask for the end are noted, and honoured between steps and inside of long waits: raised wherever they
+    happen to arrive, they would leave children behind."""
+    noted: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Waker:

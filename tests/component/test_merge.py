@@ -93,6 +93,8 @@ def test_what_is_to_go_and_would_be_carried_over_is_told(node: Node) -> None:
 
 
 def test_places_outside_of_etc_are_not_merged(node: Node) -> None:
+    (node.running.path / "usr").mkdir(exist_ok=True)
+    (node.running.path / "usr/local").symlink_to("../var/usrlocal")
     load = Payload("u1", "c", (("/var/x", A.node), ("/usr/local/x", A.node)))
     assert node.predict(load) == MergeReport()
 

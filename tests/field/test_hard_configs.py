@@ -56,7 +56,7 @@ def test_a_place_that_cannot_be_written_is_found_out_before_the_drain(
     settle(node, first=config(base))
     node.machine.run(["sh", "-c", prepare])
     open_gate(node)
-    node.desire(first=machine_config("50-app", files={**FILES, path: "x\n"}, os_image=base))
+    node.desire(first=machine_config("50-app", files={**FILES, path: ("x\n", 0o644)}, os_image=base))
     said = node.once(expect=3)
     assert "drain:" not in said
     assert not node.machine.exists("/run/undrained")
@@ -65,10 +65,13 @@ def test_a_place_that_cannot_be_written_is_found_out_before_the_drain(
 
 
 def test_a_directory_of_managed_files_that_became_a_link_does_not_break_the_merge(node: Node, base: str) -> None:
-    files = {**FILES, "/etc/d/b": "one\n"}
+    files = {**FILES, "/etc/d/b": ("one\n", 0o644)}
     settle(node, first=machine_config("50-app", files=files, os_image=base))
     node.machine.run(["sh", "-c", "mv /etc/d /etc/d2 && ln -s /etc/d2 /etc/d"])
-    settle(node, first=machine_config("50-app", files={**files, "/etc/app/app.conf": "level = debug\n"}, os_image=base))
+    settle(
+        node,
+        first=machine_config("50-app", files={**files, "/etc/app/app.conf": ("level = debug\n", 0o644)}, os_image=base),
+    )
     assert node.machine.read("/etc/d/b") == "one\n"
     assert validated(node)
 

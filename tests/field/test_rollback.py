@@ -136,7 +136,7 @@ def test_a_power_cut_in_the_way_back_ends_in_the_old_config(aged: Aged) -> None:
         assert line.startswith("hold: ") and agent.wait() == 3
     node.machine.power_cut()
     node.machine.boot()
-    for _round in range(4):
+    for _round in range(20):
         if journal(node)["update"] is None:
             break
         tick(node)

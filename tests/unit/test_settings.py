@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mcdaemon.settings as settings_module
 from mcdaemon.errors import Broken
 from mcdaemon.settings import Settings, load, parse
 
@@ -191,8 +192,24 @@ def test_address_and_port_of_the_metrics(listen: str, address: str, port: int) -
     assert (metrics.address, metrics.port) == (address, port)
 
 
-def test_a_missing_file_means_the_defaults(tmp_path: Path) -> None:
-    assert load(str(tmp_path / "mcdaemon.yaml")) == Settings()
+def test_a_missing_file_means_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "PATH", str(tmp_path / "mcdaemon.yaml"))
+    assert load(settings_module.PATH) == Settings()
+
+
+def test_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(Broken, match="no such file"):
+        load(str(tmp_path / "other.yaml"))
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node would be rebooted without its drain."""
+    monkeypatch.setattr(settings_module, "PATH", str(tmp_path / "mcdaemon.yaml"))
+    (tmp_path / "mcdaemon.yaml").symlink_to("/nowhere")
+    with pytest.raises(Broken, match="no such file"):
+        load(settings_module.PATH)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
