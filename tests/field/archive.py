@@ -21,8 +21,9 @@ def compiled(archive: Path, _changed: int) -> bytes:
     with tempfile.TemporaryDirectory(prefix="field-archive-") as folder:
         with zipfile.ZipFile(archive) as source:
             source.extractall(folder)
-        compileall.compile_dir(folder, quiet=2, legacy=True,
-                               invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        compileall.compile_dir(
+            folder, quiet=2, legacy=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
             for path in sorted(Path(folder).rglob("*")):
                 if path.is_file():

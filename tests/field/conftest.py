@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.field.archive import compiled
-from tests.field.evidence import ARCHIVE, settle
+from tests.field.evidence import ARCHIVE, OLD, settle
 from tests.stand import images
 from tests.stand.images import Image, extensions_image
 from tests.stand.incidents import GATED, usbguard
@@ -146,3 +146,9 @@ def aged(tmp_path: Path, disks: Callable[[str], Path]) -> Iterator[Aged]:
     for node in nodes:
         node.close()
         shutil.rmtree(node.machine.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def old(aged: Aged) -> Node:
+    """A node that rests on OLD."""
+    return aged(OLD)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 from unittest import mock
 
+from tests.stand.configs import machine_config
 from tests.stand.incidents import GATED
 from tests.stand.node import Node, ends_in_reboot
 from tests.stand.rpmostreed import FAULTS_FILE
@@ -108,9 +109,12 @@ def fingerprint(node: Node) -> Fingerprint:
     booted = next(deployment.name for deployment in found if deployment.booted)
     others = [deployment for deployment in found if not deployment.rollback]
     return Fingerprint(
-        deployment_etc(node, booted), tree(machine.sysroot.stateroot / "var/usrlocal"),
-        (entry.options, entry.deployment), [(d.name, d.booted, d.staged, d.pending) for d in others],
-        [deployment.name for deployment in found if deployment.rollback])
+        deployment_etc(node, booted),
+        tree(machine.sysroot.stateroot / "var/usrlocal"),
+        (entry.options, entry.deployment),
+        [(d.name, d.booted, d.staged, d.pending) for d in others],
+        [deployment.name for deployment in found if deployment.rollback],
+    )
 
 
 def status(node: Node) -> dict[str, Any]:
@@ -202,6 +206,7 @@ class Agent:
 
     def wait_for(self, start: str, timeout: float = _LINE_TIMEOUT) -> str:
         """The first line that begins with `start`."""
+
         def found() -> Optional[str]:
             return next((line for line in self.said if line.startswith(start)), None)
 
@@ -253,8 +258,7 @@ os._exit(1)
 
 def stop_after(node: Node, step: str) -> str:
     """Let the agent take its steps up to and including `step`, then end it at once; returns what it said."""
-    done = node.machine.run(["/usr/bin/python3", "-c", _STOP_AFTER, step], check=False,
-                            env={"PYTHONPATH": ARCHIVE})
+    done = node.machine.run(["/usr/bin/python3", "-c", _STOP_AFTER, step], check=False, env={"PYTHONPATH": ARCHIVE})
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -277,3 +281,21 @@ def boot_by_hand(node: Node, deployment: str) -> int:
 def fifo(node: Node, path: str = "/run/stand/fifo") -> str:
     node.machine.run(["mkfifo", path])
     return path
+
+
+# -- one config and the next --
+
+OLD = machine_config("50-old", files={"/etc/app.conf": "old\n", "/usr/local/bin/tool": ("old\n", 0o755)})
+NEW = machine_config("50-new", files={"/etc/app.conf": "new\n", "/usr/local/bin/tool": ("new\n", 0o755),
+                                      "/etc/only-new": "new\n", "/usr/local/bin/only-new": "new\n"})  # fmt: skip
+NEWEST = machine_config("50-newest", files={"/etc/app.conf": "newest\n", "/usr/local/bin/tool": ("newest\n", 0o755)})
+
+
+def is_old(node: Node) -> None:
+    assert node.machine.read("/etc/app.conf") == "old\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
+    assert not node.machine.exists("/etc/only-new") and not node.machine.exists("/usr/local/bin/only-new")
+
+
+def is_new(node: Node) -> None:
+    assert node.machine.read("/etc/app.conf") == "new\n" and node.machine.read("/usr/local/bin/tool") == "new\n"
+    assert node.machine.exists("/etc/only-new") and node.machine.exists("/usr/local/bin/only-new")

@@ -160,8 +160,9 @@ def test_the_watchdog_is_fed_at_rest_and_while_a_long_transaction_runs(make_node
     faults(node, delay={"at": "before-stage", "seconds": 10}, once=True)
     node.desire(first=machine_config("50-app", os_image=target))
     node.machine.run(["systemctl", "start", "mcdaemon.service"])
-    node.machine.run(["sh", "-c", "until grep -q '\"step\": \"drain\"' /run/mcdaemon/status.json; do sleep 0.1; done"],
-                     timeout=30)
+    node.machine.run(
+        ["sh", "-c", 'until grep -q \'"step": "drain"\' /run/mcdaemon/status.json; do sleep 0.1; done'], timeout=30
+    )
     assert show(node, "NRestarts", "ActiveState") == {"NRestarts": "0", "ActiveState": "active"}
     assert pings(node) >= 2
     assert "Watchdog timeout" not in node.machine.journal("mcdaemon.service")
@@ -169,8 +170,9 @@ def test_the_watchdog_is_fed_at_rest_and_while_a_long_transaction_runs(make_node
 
 def test_an_agent_that_hangs_is_restarted_and_goes_on(make_node: MakeNode) -> None:
     node = make_node(daemon=True, settings=GATED + QUIET)
-    node.machine.write("/run/systemd/system/mcdaemon.service.d/60-watchdog.conf",
-                       "[Service]\nWatchdogSec=1\nRestartSec=0.1\n")
+    node.machine.write(
+        "/run/systemd/system/mcdaemon.service.d/60-watchdog.conf", "[Service]\nWatchdogSec=1\nRestartSec=0.1\n"
+    )
     node.machine.run(["systemctl", "daemon-reload"])
     node.machine.run(["systemctl", "start", "mcdaemon.service"])
     node.machine.run(["pkill", "-STOP", "-f", "mcdaemon.pyz run"])
@@ -187,8 +189,9 @@ def test_a_config_that_is_refused_leaves_the_daemon_running(daemon: Node) -> Non
     node = daemon
     node.machine.run(["systemctl", "start", "mcdaemon.service"])
     node.machine.write(f"{DESIRED}/first.json", "{", 0o600)
-    node.machine.run(["sh", "-c", "until grep -q Unreconcilable /run/mcdaemon/status.json; do sleep 0.1; done"],
-                     timeout=10)
+    node.machine.run(
+        ["sh", "-c", "until grep -q Unreconcilable /run/mcdaemon/status.json; do sleep 0.1; done"], timeout=10
+    )
     assert show(node, "ActiveState")["ActiveState"] == "active"
     assert "first.json" in show(node, "StatusText")["StatusText"]
     assert "first.json" in status(node)["why"]

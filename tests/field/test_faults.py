@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 
 import pytest
 
-from tests.field.conftest import Aged, MakeNode, Push
+from tests.field.conftest import MakeNode, Push
 from tests.field.evidence import (
     ARCHIVE,
-    STEPS,
-    Agent,
-    deployment_etc,
+    NEW,
+    NEWEST,
+    OLD,
     faults,
     fifo,
     fingerprint,
+    is_new,
+    is_old,
     journal,
     no_leftovers,
     open_gate,
@@ -26,37 +27,13 @@ from tests.field.evidence import (
     stop_after,
     through_gate,
     transactions,
-    validated,
 )
 from tests.stand.configs import machine_config
 from tests.stand.images import Directory, File
 from tests.stand.incidents import naive, usbguard
-from tests.stand.machine import MachineError
 from tests.stand.node import SOURCE, Node, next_image
 
 pytestmark = pytest.mark.stand
-
-OLD = machine_config("50-old", files={"/etc/app.conf": "old\n", "/usr/local/bin/tool": ("old\n", 0o755)})
-NEW = machine_config("50-new", files={"/etc/app.conf": "new\n", "/usr/local/bin/tool": ("new\n", 0o755),
-                                      "/etc/only-new": "new\n", "/usr/local/bin/only-new": "new\n"})  # fmt: skip
-NEWEST = machine_config("50-newest", files={"/etc/app.conf": "newest\n", "/usr/local/bin/tool": ("newest\n", 0o755)})
-
-
-@pytest.fixture
-def old(aged: Aged) -> Node:
-    """A node that rests on OLD."""
-    return aged(OLD)
-
-
-def is_old(node: Node) -> None:
-    assert node.machine.read("/etc/app.conf") == "old\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
-    assert not node.machine.exists("/etc/only-new") and not node.machine.exists("/usr/local/bin/only-new")
-
-
-def is_new(node: Node) -> None:
-    assert node.machine.read("/etc/app.conf") == "new\n" and node.machine.read("/usr/local/bin/tool") == "new\n"
-    assert node.machine.exists("/etc/only-new") and node.machine.exists("/usr/local/bin/only-new")
-
 
 # -- rpm-ostreed ------------------------------------------------------------------------------------------------------
 
@@ -99,9 +76,11 @@ def test_a_foreign_transaction_is_waited_for(node: Node) -> None:
     faults(node, hold={"at": "after-start", "fifo": pipe}, once=True)
     foreign = node.machine.start(
         ["/usr/bin/python3", "-m", "tests.stand.naive", "{}", json.dumps({"no-pull-base": True})],
-        env={"PYTHONPATH": SOURCE})
-    writer = node.machine.start(["sh", "-c", f"exec 9>{pipe}; echo reached; read line"],
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        env={"PYTHONPATH": SOURCE},
+    )
+    writer = node.machine.start(
+        ["sh", "-c", f"exec 9>{pipe}; echo reached; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "reached\n"
     node.desire(first=machine_config("50-app", kernel_arguments=["nosmt"]))
@@ -222,8 +201,7 @@ def test_somebody_stages_over_ours_while_we_wait_for_the_drain(old: Node) -> Non
     """TXN-43: a kernel argument by hand on top of ours; what boots has to be what was asked for."""
     old.desire(first=NEW)
     old.once(expect=3)
-    old.machine.run(["ostree", "admin", "deploy", "--stage", "--karg-append=by-hand",
-                      old.machine.booted().checksum])
+    old.machine.run(["ostree", "admin", "deploy", "--stage", "--karg-append=by-hand", old.machine.booted().checksum])
     through_gate(old)
     assert "by-hand" not in old.machine.read("/proc/cmdline")
     is_new(old)
@@ -297,56 +275,6 @@ def test_a_finalization_that_really_fails_puts_the_node_back_to_work(old: Node) 
     rests_on(old, "50-new")
 
 
-# -- the agent is killed, the power is cut ----------------------------------------------------------------------------
-
-
-def test_an_agent_that_is_killed_in_each_step_in_turn_still_gets_there_with_one_reboot(old: Node) -> None:
-    source = old.machine.booted().name
-    before = deployment_etc(old, source)
-    old.desire(first=NEW)
-    open_gate(old)
-    for step in STEPS[:-1]:
-        agent = Agent.start(old)
-        agent.wait_for(f"{step}: ")
-        agent.kill()
-    boots = old.boots
-    through_gate(old)
-    assert old.boots - boots == 1
-    is_new(old)
-    assert deployment_etc(old, source) == before
-    rests_on(old, "50-new")
-
-
-def test_an_agent_that_is_killed_when_it_asks_for_the_reboot_does_not_ask_for_a_second(old: Node) -> None:
-    old.desire(first=NEW)
-    open_gate(old)
-    agent = Agent.start(old)
-    agent.wait_for("reboot: ")
-    agent.kill()
-    boots = old.boots
-    with contextlib.suppress(MachineError):
-        old.follow_reboot(timeout=1)  # it had asked before the kill
-    through_gate(old)
-    assert old.boots - boots == 1
-    rests_on(old, "50-new")
-
-
-@pytest.mark.parametrize("step", STEPS[:-1])
-def test_a_power_cut_after_a_step_ends_in_exactly_the_old_or_exactly_the_new(old: Node, step: str) -> None:
-    old.desire(first=NEW)
-    open_gate(old)
-    stop_after(old, step)
-    old.machine.power_cut()
-    old.machine.boot()
-    carried = json.loads(old.machine.read("/etc/machine-config-daemon/currentconfig"))["metadata"]["name"]
-    assert carried == ("50-new" if step in ("finalize", "commit-files", "verify-root") else "50-old")
-    validated(old)
-    (is_new if carried == "50-new" else is_old)(old)
-    through_gate(old)
-    is_new(old)
-    rests_on(old, "50-new")
-
-
 # -- a change of mind -------------------------------------------------------------------------------------------------
 
 
@@ -391,8 +319,9 @@ def test_a_change_of_mind_after_the_drain_leaves_no_trace(old: Node, step: str) 
 
 def test_a_blocked_reboot_is_said_and_goes_on_when_the_block_is_gone(node: Node) -> None:
     """REBOOT-12, rpm-ostree.md 7 row 47."""
-    blocker = node.machine.start(["systemd-inhibit", "--what=shutdown", "--mode=block", "--who=backup",
-                                  "--why=a backup runs", "sleep", "600"])
+    blocker = node.machine.start(
+        ["systemd-inhibit", "--what=shutdown", "--mode=block", "--who=backup", "--why=a backup runs", "sleep", "600"]
+    )
     try:
         open_gate(node)
         node.desire(first=OLD)

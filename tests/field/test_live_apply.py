@@ -57,8 +57,9 @@ def reloads(node: Node) -> int:
 
 def changed(policy: str) -> str:
     """OLD with another policy, one file less and one more."""
-    return machine_config("50-new", files={
-        POLICY: (policy, 0o644), f"{REGISTRIES}/new.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"})
+    return machine_config(
+        "50-new", files={POLICY: (policy, 0o644), f"{REGISTRIES}/new.yaml": "docker: {}\n", "/etc/app.conf": "stays\n"}
+    )
 
 
 def test_a_policy_file_changes_with_a_reload_and_nothing_else(node: Node) -> None:
@@ -78,8 +79,13 @@ def test_a_path_that_disturbs_nobody_is_written_without_any_action(node: Node) -
     node.desire(first=machine_config("50-new", files=files, ssh_keys=["ssh-ed25519 AAAA one@stand"]))
     assert tick(node) == 0
     assert node.boots == 0 and reloads(node) == 0 and node.mode("/var/lib/kubelet/config.json") == 0o600
-    assert "one@stand" in node.machine.run(["sh", "-c", "cat /var/home/core/.ssh/authorized_keys*/* "
-                                            "/var/home/core/.ssh/authorized_keys 2>/dev/null"], check=False).stdout
+    assert (
+        "one@stand"
+        in node.machine.run(
+            ["sh", "-c", "cat /var/home/core/.ssh/authorized_keys*/* /var/home/core/.ssh/authorized_keys 2>/dev/null"],
+            check=False,
+        ).stdout
+    )
     rests_on(node, "50-new")
 
 

@@ -114,8 +114,10 @@ def test_a_change_by_hand_shows(scraped: Scraped) -> None:
 def test_an_image_that_overrides_the_release_shows(scraped: Scraped, push: Push) -> None:
     release, custom = push(next_image("417.94.41"), "os:v41"), push(next_image("417.94.42"), "os:v42")
     files: dict[str, FileText] = {"/etc/app.conf": "old\n", "/etc/secret": ("hunter2\n", 0o600)}
-    scraped.node.desire(release=machine_config("00-worker", files=files, os_image=release, generated=True),
-                        custom=machine_config("99-custom", os_image=custom))
+    scraped.node.desire(
+        release=machine_config("00-worker", files=files, os_image=release, generated=True),
+        custom=machine_config("99-custom", os_image=custom),
+    )
     scraped.agent.wait_for("cannot drain")
     assert scraped.samples()["mcdaemon_os_overridden"][()] == 1
 

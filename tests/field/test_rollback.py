@@ -84,7 +84,7 @@ def test_a_failing_health_script_takes_the_target_back_and_a_later_config_goes_o
 
 def test_a_target_that_becomes_healthy_in_time_is_kept(aged: Aged) -> None:
     node = aged(OLD, settings=PATIENT)
-    node.machine.write(CHECK, "#!/bin/sh\ntest -e /run/healthy || test \"$(cat /etc/app.conf)\" = old\n", 0o755)
+    node.machine.write(CHECK, '#!/bin/sh\ntest -e /run/healthy || test "$(cat /etc/app.conf)" = old\n', 0o755)
     node.desire(first=NEW)
     tick(node)
     assert node.boots == 1
@@ -112,7 +112,7 @@ def test_files_that_are_damaged_after_the_reboot_take_the_target_back(aged: Aged
 
 def test_retry_tries_a_target_again_that_was_taken_back(aged: Aged) -> None:
     node = aged(OLD, settings=SHORT)
-    node.machine.write(CHECK, "#!/bin/sh\ntest -e /var/lib/repaired || test \"$(cat /etc/app.conf)\" = old\n", 0o755)
+    node.machine.write(CHECK, '#!/bin/sh\ntest -e /var/lib/repaired || test "$(cat /etc/app.conf)" = old\n', 0o755)
     node.desire(first=NEW)
     until(node, 2)
     node.machine.write("/var/lib/repaired", "")
@@ -124,7 +124,7 @@ def test_retry_tries_a_target_again_that_was_taken_back(aged: Aged) -> None:
 def test_a_power_cut_in_the_way_back_ends_in_the_old_config(aged: Aged) -> None:
     node = aged(OLD, settings=SHORT)
     old = node.machine.booted().name
-    node.machine.write(CHECK, "#!/bin/sh\ntest \"$(cat /etc/app.conf)\" = old\n", 0o755)
+    node.machine.write(CHECK, '#!/bin/sh\ntest "$(cat /etc/app.conf)" = old\n', 0o755)
     node.desire(first=NEW)
     tick(node)
     assert node.boots == 1
@@ -147,7 +147,7 @@ def test_a_power_cut_in_the_way_back_ends_in_the_old_config(aged: Aged) -> None:
 def test_the_old_entry_chosen_by_hand_before_the_target_was_confirmed_is_kept(aged: Aged) -> None:
     node = aged(OLD, settings=PATIENT)
     old = node.machine.booted().name
-    node.machine.write(CHECK, "#!/bin/sh\ntest \"$(cat /etc/app.conf)\" = old\n", 0o755)
+    node.machine.write(CHECK, '#!/bin/sh\ntest "$(cat /etc/app.conf)" = old\n', 0o755)
     node.desire(first=NEW)
     tick(node)
     assert node.boots == 1 and node.machine.read("/usr/local/bin/tool") == "new\n"

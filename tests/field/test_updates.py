@@ -182,8 +182,15 @@ def test_a_change_of_everything_takes_one_reboot_and_two_transactions(
     settle(node, first=machine_config("50-a", files=FILES))
     target = push(next_image("417.94.21"), "os:v21")
     boots, boot = node.boots, node.machine.boot_id
-    everything = machine_config("50-b", files={**FILES, "/etc/new": "n"}, units=[WORKLOAD], os_image=target,
-                                kernel_arguments=["nosmt"], extensions=["usbguard"], extensions_image=extensions)
+    everything = machine_config(
+        "50-b",
+        files={**FILES, "/etc/new": "n"},
+        units=[WORKLOAD],
+        os_image=target,
+        kernel_arguments=["nosmt"],
+        extensions=["usbguard"],
+        extensions_image=extensions,
+    )
     settle(node, first=everything)
     assert node.boots == boots + 1
     assert transactions(node, boot) == ["UpdateDeployment", "KernelArgs"]
@@ -196,8 +203,12 @@ def test_without_kernel_arguments_one_transaction_is_enough(make_node: MakeNode,
     node = make_node()
     boot = node.machine.boot_id
     target = push(next_image("417.94.22"), "os:v22")
-    settle(node, first=machine_config("50-b", files=FILES, os_image=target, extensions=["usbguard"],
-                                      extensions_image=extensions))
+    settle(
+        node,
+        first=machine_config(
+            "50-b", files=FILES, os_image=target, extensions=["usbguard"], extensions_image=extensions
+        ),
+    )
     assert node.boots == 1 and transactions(node, boot) == ["UpdateDeployment"]
     rests_on(node, "50-b")
 
@@ -207,8 +218,16 @@ def test_nothing_is_pulled_and_no_transaction_runs_between_drain_and_reboot(
 ) -> None:
     node = make_node()
     target = push(next_image("417.94.23"), "os:v23")
-    node.desire(first=machine_config("50-b", files=FILES, os_image=target, kernel_arguments=["nosmt"],
-                                     extensions=["usbguard"], extensions_image=extensions))
+    node.desire(
+        first=machine_config(
+            "50-b",
+            files=FILES,
+            os_image=target,
+            kernel_arguments=["nosmt"],
+            extensions=["usbguard"],
+            extensions_image=extensions,
+        )
+    )
     node.once(expect=3)
     assert [d.staged for d in node.machine.deployments()].count(True) == 1
     boot, before = node.machine.boot_id, transactions(node)
@@ -276,8 +295,9 @@ def test_a_change_by_hand_is_said_and_not_undone_behind_the_back(node: Node) -> 
 
 def test_plan_says_what_an_update_would_do_and_does_none_of_it(node: Node, push: Push) -> None:
     target = push(next_image("417.94.24"), "os:v24")
-    node.desire(first=machine_config("50-app", files=FILES, units=[WORKLOAD], os_image=target,
-                                     kernel_arguments=["nosmt"]))
+    node.desire(
+        first=machine_config("50-app", files=FILES, units=[WORKLOAD], os_image=target, kernel_arguments=["nosmt"])
+    )
     said = node.mcdaemon("plan").stdout
     for word in (target.partition("@")[2], "nosmt", "/etc/app/app.conf", "workload.service", "reboot: one"):
         assert word in said, f"{word} is not in:\n{said}"

@@ -139,5 +139,6 @@ def test_a_payload_that_is_torn_is_not_committed(finalized: Node) -> None:
 
 def test_a_boot_with_no_update_in_flight_is_left_alone(aged: Aged) -> None:
     node = aged(config("old"))
-    assert "early: nothing: no update is in flight" in node.machine.journal("mcdaemon-early.service",
-                                                                            node.machine.boot_id)
+    assert "early: nothing: no update is in flight" in node.machine.journal(
+        "mcdaemon-early.service", node.machine.boot_id
+    )
