@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import pytest
 from mcdaemon.errors import Broken
 from mcdaemon.host.etc_merge import Origin, Prediction, Tree, predict, scan
 from mcdaemon.host.files import Kind, Node
+from tests.stand.sysroot import admin_command
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("ostree") is None, reason="needs ostree"),
@@ -110,8 +112,9 @@ class Sysroot:
         repo = f"--repo={self._path}/ostree/repo"
         self._run("ostree", repo, "commit", "--disable-fsync", "--branch=test", f"--tree=dir={self._tree}")
         before = set(self._deployments())
-        command = ["ostree", "admin", "deploy", f"--sysroot={self._path}", "--os=test", "test"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+            deploy = admin_command(self._path, Path(scratch), "deploy", f"--sysroot={self._path}", "--os=test", "test")
+            done = subprocess.run(deploy, capture_output=True, text=True, timeout=30, check=False)
         if done.returncode != 0:
             return None, done.stderr.strip()
         (made,) = set(self._deployments()) - before

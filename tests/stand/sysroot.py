@@ -60,6 +60,20 @@ class Deployment:
         return self.name.partition(".")[0]
 
 
+def admin_command(sysroot: Path, scratch: Path, *arguments: str) -> list[str]:
+    """`ostree admin ...` where it cannot freeze the host's file system (see `init.mount_boot`), not even for the moment
+    in which a node beside it remounts something (EBUSY). `scratch` is an empty directory on the same file system.
+
+    The PID namespace takes the watchdog with it that libostree leaves behind.
+    """
+    for name in ("lower", "work"):
+        (scratch / name).mkdir()
+    layers = f"lowerdir={scratch}/lower,upperdir={sysroot}/boot,workdir={scratch}/work,volatile"
+    script = 'mount -t overlay -o "$1" overlay "$2" 2>/dev/null || :; shift 2; exec ostree admin "$@"'
+    return ["unshare", "--mount", "--pid", "--fork", "--propagation", "private", "--",
+            "sh", "-c", script, "sh", layers, f"{sysroot}/boot", *arguments]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Sysroot:
     """A physical ostree sysroot at `path` with one stateroot `osname`."""
@@ -113,17 +127,8 @@ class Sysroot:
             self._admin("deploy", *arguments, *(f"--karg={karg}" for karg in kargs), refspec)
 
     def _admin(self, *arguments: str) -> None:
-        """Run `ostree admin` where it cannot freeze the host's file system (see `init.mount_boot`).
-
-        The PID namespace takes the watchdog with it that libostree leaves behind.
-        """
         with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="boot-overlay-") as scratch:
-            for name in ("lower", "work"):
-                Path(scratch, name).mkdir()
-            layers = f"lowerdir={scratch}/lower,upperdir={self.path}/boot,workdir={scratch}/work,volatile"
-            script = 'mount -t overlay -o "$1" overlay "$2" 2>/dev/null || :; shift 2; exec ostree admin "$@"'
-            _run("unshare", "--mount", "--pid", "--fork", "--propagation", "private", "--",
-                 "sh", "-c", script, "sh", layers, f"{self.path}/boot", *arguments)  # fmt: skip
+            _run(*admin_command(self.path, Path(scratch), *arguments))
 
     def entries(self) -> list[BootEntry]:
         """The boot entries, in the order in which a boot loader offers them."""
