@@ -15,7 +15,10 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, Optional
+
+from tests.stand.isolation import private
 
 _PACKET = 64 * 1024
 _CHUNK = 256 * 1024
@@ -47,6 +50,8 @@ class ImageProxy:
         self._socket = ours
         # The child must not outlive a daemon that is killed in the middle of a pull; rpm-ostree does it this way too.
         argv = ["setpriv", "--pdeathsig", "TERM", "skopeo", "experimental-image-proxy", "--sockfd", "0", *credentials]
+        if not Path("/run/ostree-booted").exists():
+            argv = private(argv)  # outside of a node its caches would be the host's
         self._child = subprocess.Popen(
             argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
         )

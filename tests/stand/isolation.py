@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-_ENTER = 'mount -t tmpfs tmpfs /var/lib && mount -t tmpfs tmpfs /run && exec "$@"'
+# `podman info` asks rpm for versions, which makes a database in the home directory.
+_ENTER = 'mount -t tmpfs tmpfs /var/lib && mount -t tmpfs tmpfs /run && HOME=/run exec "$@"'
 _PROGRAMS = ("podman", "skopeo")
 
 
