@@ -190,6 +190,13 @@ def _status(arguments: argparse.Namespace) -> int:
             "mcdaemon: no round was made since this boot; start mcdaemon.service or use `mcdaemon run --once`",
             file=sys.stderr,
         )
+        record, alien = journal.load(_context(arguments).journal, set_aside=False)
+        if alien:
+            print(f"  {alien}", file=sys.stderr)
+        if record.update is not None:
+            print(f"  in flight        {record.update.name}", file=sys.stderr)
+        if record.failed is not None:
+            print(f"  failed target    {record.failed.reason}", file=sys.stderr)
         return FAILED
     print(json.dumps(dataclasses.asdict(found), indent=1) if arguments.json else "\n".join(found.lines()))
     return OK
@@ -256,8 +263,14 @@ def _retry(arguments: argparse.Namespace) -> int:
 
 
 def _early(arguments: argparse.Namespace) -> int:
+    """Broken settings must not keep an incomplete root from being completed: what is needed of them has a default."""
     _require_root()
-    context = _context(arguments)
+    try:
+        settings = settings_file.load(arguments.settings)
+    except Failure as error:
+        print(f"early: {error}; the defaults are used", file=sys.stderr)
+        settings = settings_file.Settings()
+    context = assembly.assemble(dataclasses.replace(settings, disruption=settings_file.Disruption()), RUNTIME)
     make_places(context)
     outcome = early.run(context.machine, context.root, context.journal, context.payloads, context.undo)
     print(f"early: {outcome.action.value}: {outcome.why}", file=sys.stderr)

@@ -77,7 +77,7 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
-@pytest.mark.parametrize("command", [["plan"], ["validate"], ["retry"], ["early"], ["resolve", "quay.io/x:1"]])
+@pytest.mark.parametrize("command", [["plan"], ["validate"], ["retry"], ["resolve", "quay.io/x:1"]])
 def test_bad_settings_end_every_command_with_one_sentence(
     settings: Path, capsys: pytest.CaptureFixture[str], case: str, command: Sequence[str]
 ) -> None:

@@ -64,6 +64,17 @@ def test_a_power_cut_between_finalization_and_commit_is_completed_before_anythin
     rests_on(node, "50-new")
 
 
+def test_broken_settings_do_not_keep_the_early_unit_from_its_work(finalized: Node) -> None:
+    node = finalized
+    pending = node.machine.deployment_root(journal(node)["update"]["staged"])
+    node.machine.power_cut()
+    (pending / "etc/mcdaemon/mcdaemon.yaml").write_text("no_such_group: {}\n")
+    assert node.machine.boot() == 2, "the early unit completed the root and rebooted"
+    assert "no_such_group" in node.machine.journal("mcdaemon-early.service", node.machine.boots[-2])
+    through_gate(node)
+    rests_on(node, "50-new")
+
+
 def test_an_orderly_reboot_by_somebody_else_between_finalization_and_commit_is_completed_too(finalized: Node) -> None:
     node = finalized
     node.machine.ask_reboot()
