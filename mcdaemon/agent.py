@@ -19,7 +19,7 @@ from typing import Optional
 from gi.repository import Gio, GLib
 
 from mcdaemon.context import Context
-from mcdaemon.decide import Decision, Step, decide
+from mcdaemon.decide import Booted, Decision, Step, decide
 from mcdaemon.errors import Broken, Failure, Held, Transient, from_os_error
 from mcdaemon.host import process
 from mcdaemon.observe import Facts, Observer
@@ -32,6 +32,9 @@ log = logging.getLogger("mcdaemon")
 
 _PATIENT = frozenset({Step.REST, Step.REJECT, Step.HOLD})
 """Steps without an effect: the next round waits for an event or the timer."""
+
+_HEALTH_SECONDS = 2.0
+"""Between two looks at a freshly booted target: the node is out of service until it is found healthy."""
 
 _REBOOTING = frozenset({Step.REBOOT, Step.ROLL_BACK})
 """Steps after which the machine goes down."""
@@ -49,6 +52,7 @@ class Agent:
         hold = context.settings.hold
         self._backoff = Backoff(hold.retry_min_seconds, hold.retry_max_seconds)
         self._held: Optional[Failure] = None
+        self._arriving = False
         self._next = 0.0
         self._said = ""
 
@@ -67,6 +71,7 @@ class Agent:
             self._say(str(error), logging.ERROR)
             return None
         decision = decide(facts.observation)
+        self._arriving = facts.observation.booted is Booted.TARGET
         self._reporter.decided(facts, decision, self._next_look(facts))
         self._say(f"{decision.step.value}: {decision.why}", _level(decision))
         self._perform(decision, facts)
@@ -155,7 +160,8 @@ class Agent:
             waker.close()
 
     def _due(self) -> float:
-        due = time.monotonic() + self._context.settings.loop.interval_seconds
+        interval = _HEALTH_SECONDS if self._arriving else self._context.settings.loop.interval_seconds
+        due = time.monotonic() + interval
         looking = self._context.images.next_look()
         return min(due, self._next if self._held is not None else due, looking if looking is not None else due)
 
@@ -255,6 +261,7 @@ def make_places(context: Context) -> None:
     for folder in (Path(context.settings.state_dir), context.runtime):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)  # somebody may have made it by hand, for the configs in it
         except OSError as error:
             raise from_os_error(error, "make the directory", folder) from error
 

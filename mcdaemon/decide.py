@@ -159,7 +159,7 @@ def decide(o: Observation) -> Decision:
     if o.staged is Staged.READY and u.verified:
         if not u.drained:
             return Decision(Step.DRAIN, "staged and verified; workloads leave last")
-        return Decision(Step.FINALIZE, "drained; /etc is merged and the boot entry written")
+        return Decision(Step.FINALIZE, "drained; ostree has to merge /etc and to write the boot entry")
     if u.drained:
         return Decision(Step.DISCARD, "drained, but nothing is staged any more; the node goes back to work first")
     if o.staged is Staged.READY:

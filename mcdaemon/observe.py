@@ -203,6 +203,8 @@ class Observer:
     def _images(self, plan: Plan, facts: Facts, booted: Optional[Deployment]) -> tuple[Plan, Facts]:
         """Where the images are that the plan reads; a wait when one is complete nowhere."""
         update = facts.update
+        if update is not None and update.no_storage:
+            self._context.images.distrust_storage()
         try:
             if plan.image:
                 resolution = self._context.images.check(plan.image, update.digest if update else "")

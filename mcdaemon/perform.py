@@ -150,7 +150,7 @@ class Performer:
         """ONE transaction for image, packages and kernel, locked."""
         plan, update = _plan(facts), self._begin(facts)
         self._clear_the_stage(facts)
-        refspec = self._hold_image(plan, update)
+        refspec = self._hold_image(facts, plan, update)
         update = self._note(attempt=update.attempt + 1, staged="", origin=refspec)
         delta = plan.packages
         with self._repository(facts, plan, update):
@@ -169,15 +169,17 @@ class Performer:
                 if not _is_local(refspec):
                     raise
                 # Whatever is wrong with the local copy, it must not fail what would succeed without it.
-                self._context.images.distrust_storage()
+                self._note(no_storage=True)
                 raise Transient(error.sentence, "it is staged from the registry next") from error
         self._look_at_the_stage(facts, update, {Staged.READY, Staged.OS_ONLY})
 
-    def _hold_image(self, plan: Plan, update: Update) -> str:
+    def _hold_image(self, facts: Facts, plan: Plan, update: Update) -> str:
         if not plan.image:
             return ""
         authfile.link(self._context.machine.top)
-        self._note(origin=f"{Transport.STORAGE.value}:")  # there may be a hold from now on, whatever happens next
+        chosen = facts.resolution.chosen if facts.resolution else None
+        if chosen is not None and chosen.source is Source.STORAGE:
+            self._note(held=True)  # there may be a hold from now on, whatever happens next
         return self._context.images.hold(plan.image, update.digest, update.id).origin()
 
     @contextlib.contextmanager
@@ -259,16 +261,22 @@ class Performer:
 
     def _drain(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
+        if not update.live:
+            self._require_free_way()
         settings = self._context.settings.drain
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
         self._note(drained=True)
 
     # -- the point of no return, and back ---------------------------------------------------------------------------
 
-    def _finalize(self, facts: Facts, _decision: Decision) -> None:
+    def _require_free_way(self) -> None:
+        """Raises Held while somebody holds a reboot up: the node is not taken out of service for that, and nothing is
+        finalized, because from there to the reboot changes to /etc are lost."""
         if not self._context.settings.reboot.command:
-            # From here to the reboot, changes to /etc are lost: not while somebody holds the reboot up.
             self._context.logind.require_free()
+
+    def _finalize(self, facts: Facts, _decision: Decision) -> None:
+        self._require_free_way()
         self._note(finalizing=facts.boot_id)
         self._finalized_at = time.time()
         self._context.machine.unlock()
@@ -406,8 +414,8 @@ class Performer:
             self._note(drained=False)
 
     def _release(self, update: Update) -> None:
-        """Only where a local copy was staged from: a node without podman has no holds and needs none."""
-        if _is_local(update.origin):
+        """Only where a hold was taken: a node without podman has none and needs none."""
+        if update.held:
             self._context.images.release(update.id)
 
     def _forget(self, update: Update) -> None:

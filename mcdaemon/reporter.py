@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from mcdaemon.decide import Decision, Step
+from mcdaemon.decide import Booted, Decision, Step
 from mcdaemon.errors import Failure, Held, HoldReason, Transient
 from mcdaemon.host import files
 from mcdaemon.observe import Facts
@@ -136,7 +136,7 @@ class Reporter:
                 desired=self._snapshot.desired,
                 update=update.name if update else "",
                 os_image=current.os_image if current else "",
-                digest=facts.journal.digest,
+                digest=_digest(facts),
                 target_digest=update.digest if update else "",
                 release_image=desired.release_image if desired else "",
                 overridden_by=desired.overridden_by if desired else "",
@@ -170,6 +170,12 @@ def _state(facts: Facts, decision: Decision) -> State:
     if decision.step is Step.REST:
         return State.DEGRADED if decision.degraded else State.DONE
     return State.WORKING
+
+
+def _digest(facts: Facts) -> str:
+    """What the booted OS is pinned to: of a target that is not confirmed yet, what it was staged as."""
+    arrived = facts.observation.booted is Booted.TARGET and facts.update is not None
+    return (facts.update.digest if arrived and facts.update else "") or facts.journal.digest
 
 
 def _warnings(facts: Facts) -> tuple[str, ...]:

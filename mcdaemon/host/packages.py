@@ -17,7 +17,9 @@ from mcdaemon.errors import Held, HoldReason, from_os_error
 from mcdaemon.host import files, process
 from mcdaemon.host.root import Root
 
-REPOSITORY = "/etc/yum.repos.d/coreos-extensions.repo"
+REPOSITORY = "/etc/yum.repos.d/mcdaemon-extensions.repo"
+"""Ours alone, so that removing one that a crash left cannot hit somebody else's (the MCD's is coreos-extensions)."""
+
 CONTENT = "usr/share/rpm-ostree/extensions"
 _FOLDER = "run/mcdaemon/extensions"
 _PULL_TIMEOUT = 1800.0

@@ -35,6 +35,7 @@ _REFUSED = (
     ("/proc", "belongs to the kernel", "use /etc/sysctl.d"),
     ("/sys", "belongs to the kernel", "use /etc/tmpfiles.d or /etc/udev/rules.d"),
     # What either daemon itself keeps about the config: a config that wrote these would lie about itself.
+    ("/etc/yum.repos.d/mcdaemon-extensions.repo", "is written by mcdaemon while it stages packages", ""),
     ("/var/lib/mcdaemon", "is the state of mcdaemon itself", ""),
     ("/var/usrlocal/lib/mcdaemon", "is the program of mcdaemon itself", "install it with `make install`"),
     ("/var/usrlocal/bin/mcdaemon", "is the program of mcdaemon itself", "install it with `make install`"),

@@ -107,7 +107,9 @@ class Images:
 
     def distrust_storage(self) -> None:
         """From now on the local copies do not count: staging from one failed, or it could not be held."""
-        self._without_storage = True
+        if not self._without_storage:
+            self._without_storage = True
+            self.forget()
 
     def trust_storage(self) -> None:
         """Another update: local copies count again."""

@@ -34,6 +34,8 @@ class Update:
     :ivar source: name of the deployment (checksum.serial) that was booted when the update began.
     :ivar digest: digest that the target's pullspec was settled to, "" when the base does not change; `image_digest` is
         the manifest for this platform below it (the same, but for an index); `origin` is what it is staged from.
+    :ivar held: there may be a hold on the local copy; `no_storage`: staging from the local copy has failed, it does not
+        count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
@@ -50,6 +52,8 @@ class Update:
     digest: str = ""
     image_digest: str = ""
     origin: str = ""
+    held: bool = False
+    no_storage: bool = False
     attempt: int = 0
     staged: str = ""
     drained: bool = False

@@ -1,0 +1,80 @@
+"""What a second newcomer found: damaged local copies, holds, slow looks at health, drains for nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.field.conftest import MakeNode, Push
+from tests.field.evidence import settle, through_gate
+from tests.stand.configs import machine_config
+from tests.stand.images import File
+from tests.stand.incidents import FILES
+from tests.stand.node import Node, next_image
+
+pytestmark = pytest.mark.stand
+
+DRAINED = "drain: {command: [/usr/bin/touch, /run/drained], undo: [/usr/bin/touch, /run/undrained]}\n"
+
+
+def config(image: str) -> str:
+    return machine_config("50-app", files=FILES, os_image=image)
+
+
+def test_a_damaged_local_copy_leads_to_the_registry_over_restarts_and_leaves_no_hold(
+    make_node: MakeNode, base: str, push: Push
+) -> None:
+    node = make_node(settings="hold: {retry_min_seconds: 1, retry_max_seconds: 2}\n")
+    node.desire(first=config(base))
+    node.update()
+    target = push(next_image("417.94.90", {"usr/share/stand/damaged": File(b"x" * 5000)}), "os:v90")
+    node.machine.run(["podman", "pull", "--quiet", target])
+    node.machine.run(["sh", "-c", "rm $(find /var/lib/containers/storage/overlay -path '*diff*' -name damaged)"])
+    node.desire(first=config(target))
+    assert "from the registry next" in node.once(expect=3)
+    node.update()
+    assert "417.94.90" in node.machine.read("/etc/os-release")
+    assert node.machine.run(["podman", "ps", "--all", "--quiet"]).stdout == ""
+
+
+def test_a_package_repository_that_somebody_else_wrote_is_left_alone(node: Node, base: str) -> None:
+    path = "/etc/yum.repos.d/coreos-extensions.repo"
+    node.machine.write(path, "[mine]\nname=mine\nenabled=0\n")
+    settle(node, first=machine_config("50-app", files={**FILES, "/etc/yum.repos.d/own.repo": ("[a]\n", 0o644)}))
+    assert "[mine]" in node.machine.read(path)
+    node.desire(first=machine_config("50-app", files={"/etc/yum.repos.d/mcdaemon-extensions.repo": "[a]\n"}))
+    assert "/spec/config/storage/files/0/path" in node.once(expect=4)
+    assert base
+
+
+def test_a_target_that_becomes_healthy_goes_back_to_work_long_before_the_next_round(
+    make_node: MakeNode, base: str
+) -> None:
+    """The node is out of service only for its reboot; the interval of the loop has nothing to do with that."""
+    settings = DRAINED + "loop: {interval_seconds: 3600}\nhealth: {timeout_seconds: 60}\nmetrics: {listen: ''}\n"
+    node = make_node(settings=settings, daemon=True)
+    node.machine.write("/etc/mcdaemon/health.d/10-ok", "#!/bin/sh\ntest -e /run/ok\n", 0o755)
+    node.machine.run(["systemctl", "restart", "mcdaemon.service"])
+    node.desire(first=config(base))
+    node.follow_reboot()
+    wait = "until grep -q 'waiting for it to become healthy' /run/mcdaemon/status.json; do sleep 0.2; done"
+    node.machine.run(["sh", "-c", wait])
+    node.machine.write("/run/ok", "")
+    node.machine.run(["sh", "-c", "until test -e /run/undrained; do sleep 0.2; done"])
+    node.machine.run(["sh", "-c", "until grep -q '\"Done\"' /run/mcdaemon/status.json; do sleep 0.2; done"])
+    assert json.loads(node.machine.read("/run/mcdaemon/status.json"))["step"] == "rest"
+
+
+def test_a_node_is_not_drained_while_somebody_holds_its_reboot_up(make_node: MakeNode, base: str) -> None:
+    node = make_node(settings="hold: {retry_min_seconds: 1, retry_max_seconds: 2}\n" + DRAINED)
+    holder = node.machine.start(
+        ["systemd-inhibit", "--what=shutdown", "--mode=block", "--who=backup", "--why=runs", "sleep", "600"]
+    )
+    node.machine.run(["sh", "-c", "until systemd-inhibit --list | grep -q backup; do :; done"])
+    node.desire(first=config(base))
+    assert "backup" in node.once(expect=3)
+    assert not node.machine.exists("/run/drained")
+    node.machine.stop_process(holder)
+    through_gate(node)
+    assert node.status()["state"] == "Done"
