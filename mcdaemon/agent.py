@@ -67,6 +67,10 @@ class Agent:
             facts = self._observer.observe(self._held)
         except Failure as error:
             self._put_off("observe", error)
+            if self._performer.leaving:
+                # The machine goes down, and its services with it: that is no trouble.
+                self._say(str(error), logging.DEBUG)
+                return None
             self._reporter.trouble(error, self._next)
             self._say(str(error), logging.ERROR)
             return None

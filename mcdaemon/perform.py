@@ -57,6 +57,11 @@ class Performer:
             Step.DISCARD: self._discard,
         }
 
+    @property
+    def leaving(self) -> bool:
+        """Whether a reboot was asked for, by this process."""
+        return self._asked is not None
+
     def sweep(self) -> str:
         """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository.
 
