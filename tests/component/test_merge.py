@@ -154,13 +154,19 @@ def test_a_report_names_paths_and_no_content(node: Node) -> None:
 # -- late changes -----------------------------------------------------------------------------------------------------
 
 
+def await_next_time_stamp(probe: Path, since: float) -> None:
+    """File systems count time in steps of some milliseconds: write until a file is newer than `since`."""
+    probe.touch()
+    while probe.stat().st_ctime <= since:
+        probe.write_bytes(b"x")
+
+
 def test_what_changes_after_the_merge_is_listed(node: Node) -> None:
     etc = node.running.path / "etc"
     for name in ("early", "mode", "content", "gone"):
         node.file(node.running, "etc", name, "a")
-    time.sleep(0.05)
-    since = time.time()
-    time.sleep(0.05)
+    since = max(path.lstat().st_ctime for path in etc.iterdir())
+    await_next_time_stamp(node.running.path / "probe", since)
     (etc / "mode").chmod(0o600)
     (etc / "content").write_text("b")
     (etc / "gone").unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +80,18 @@ def test_a_node_is_not_drained_while_somebody_holds_its_reboot_up(make_node: Mak
     node.machine.stop_process(holder)
     through_gate(node)
     assert node.status()["state"] == "Done"
+
+
+class _InterruptedNode(Node):
+    def _install_agent(self, settings: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_node_that_is_interrupted_while_it_is_made_leaves_a_folder_that_can_be_removed(
+    tmp_path: Path, base: str
+) -> None:
+    """ostree makes deployments immutable, so that not even root can remove them; Ctrl-C in the demo left such a one."""
+    with pytest.raises(KeyboardInterrupt):
+        _InterruptedNode(tmp_path / "node", base)
+    shutil.rmtree(tmp_path / "node")
+    assert not (tmp_path / "node").exists()
