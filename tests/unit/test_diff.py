@@ -16,7 +16,7 @@ from tests.unit.configs import base64_url, config, core, file
     "other",
     [
         {"path": "/etc/x", "contents": {"source": base64_url(b"hello")}},
-        {"path": "/etc/x", "contents": {"source": base64_url(gzip.compress(b"hello")), "compression": "gzip"}},
+        {"path": "/etc/x", "contents": {"source": base64_url(gzip.compress(b"hello", mtime=0)), "compression": "gzip"}},
         {"path": "/etc/x", "contents": {"source": "data:,%68%65%6C%6C%6F"}, "mode": 420, "overwrite": False},
         file("/etc/x", b"hello", user={"id": 0}, group={"name": "root"}),
     ],

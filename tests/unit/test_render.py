@@ -65,7 +65,7 @@ def test_a_later_file_replaces_an_earlier_one_and_keeps_what_it_leaves_unsaid() 
 
 
 def test_a_later_file_without_contents_keeps_the_earlier_ones() -> None:
-    packed = {"source": base64_url(gzip.compress(b"one")), "compression": "gzip"}
+    packed = {"source": base64_url(gzip.compress(b"one", mtime=0)), "compression": "gzip"}
     one = config("00-a", files=[{"path": "/etc/x", "contents": packed}])
     found = merged(one, config("99-b", files=[{"path": "/etc/x", "mode": 0o755}])).files[0]
     assert (found.content, found.mode) == (b"one", 0o755)
@@ -73,7 +73,7 @@ def test_a_later_file_without_contents_keeps_the_earlier_ones() -> None:
 
 def test_compression_and_hash_of_an_earlier_file_are_not_those_of_the_later() -> None:
     packed = {
-        "source": base64_url(gzip.compress(b"x")),
+        "source": base64_url(gzip.compress(b"x", mtime=0)),
         "compression": "gzip",
         "verification": {"hash": "sha256-2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"},
     }
