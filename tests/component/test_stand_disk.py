@@ -105,13 +105,13 @@ def test_an_image_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_node_lives_on_its_disk_and_loses_what_it_did_not_sync(tmp_path: Path) -> None:
-    with Disk(tmp_path / "disk.img", tmp_path / "node/sysroot", size=2 * GIB) as disk:
-        with Machine(tmp_path / "node", own_disk=True) as machine:
-            machine.install_tree(minimal_tree(tmp_path / "tree"))
-            disk.sync()
-            machine.boot()
-            machine.run(["sh", "-c", "echo 1 >/etc/synced; sync -f /etc; echo 1 >/etc/unsynced"])
-            disk.snapshot(tmp_path / "cut.img")
+    disk = Disk(tmp_path / "disk.img", tmp_path / "node/sysroot", size=2 * GIB)
+    with disk, Machine(tmp_path / "node", own_disk=True) as machine:
+        machine.install_tree(minimal_tree(tmp_path / "tree"))
+        disk.sync()
+        machine.boot()
+        machine.run(["sh", "-c", "echo 1 >/etc/synced; sync -f /etc; echo 1 >/etc/unsynced"])
+        disk.snapshot(tmp_path / "cut.img")
     with Disk(tmp_path / "cut.img", tmp_path / "after/sysroot"), Machine(tmp_path / "after", own_disk=True) as machine:
         machine.boot()
         assert machine.exists("/etc/synced") and not machine.exists("/etc/unsynced")

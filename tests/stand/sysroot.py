@@ -88,7 +88,7 @@ class Sysroot:
         if not (path / "ostree/repo/config").exists():
             path.mkdir(parents=True, exist_ok=True)
             _ostree("admin", "init-fs", "--modern", str(path))
-            # As on CoreOS: nothing but the BLS entries is written. Most tests need not survive a real power cut: no fsync.
+            # As on CoreOS: nothing but the BLS entries is written. No fsync: most nodes meet no real power cut.
             for key, value in (("sysroot.bootloader", "none"), ("core.fsync", "false")):
                 _ostree(f"--repo={path}/ostree/repo", "config", "set", key, value)
         if not sysroot.stateroot.exists():
