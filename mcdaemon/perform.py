@@ -297,7 +297,7 @@ class Performer:
     def _verify_root(self, facts: Facts, _decision: Decision) -> None:
         update, context = _update(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
-        report = verify.validate(root, load.expected())
+        report = verify.validate(root, load.expected(), load.passwords)
         if report.mismatches:
             raise Broken(
                 f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"

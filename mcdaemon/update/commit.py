@@ -18,9 +18,9 @@ from mcdaemon.update.payload import Payload, Shelf, capture
 
 
 def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bool] = lambda path: True) -> None:
-    """Write the chosen paths of the payload into `root` and sync once. Idempotent; what is right is left alone.
+    """Write the chosen paths of the payload into `root` and sync. Idempotent; what is right is left alone.
 
-    What a write that was killed has left beside its path goes first.
+    What a write that was killed has left beside its path goes first; what it has made may not be on the disk yet.
     """
     files.remove_temporaries(root, {os.path.dirname(path) for path, _node in payload.entries if chosen(path)})
     entries = {}
@@ -39,7 +39,7 @@ def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bo
         files.put_all(root, {path: entry for path, entry in entries.items() if entry.node.kind is Kind.ABSENT})
         for path in blocked:
             _prune(root, path)
-    files.put_all(root, entries)
+    files.put_all(root, entries, also=[path for path, _node in payload.entries if chosen(path)])
     for name, secret in payload.passwords:
         if chosen("/etc/shadow"):
             users.set_password_hash(root, name, secret)
@@ -84,7 +84,9 @@ def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None
     apply(record, undo, root, lambda path: path not in made)
     for path in sorted(made, reverse=True):
         if not files.list_directory(root, path):
-            files.remove(root, path)
+            files.remove(root, path, sync=False)
+    if made:
+        files.sync_tree(root, made)
     if drop:
         undo.drop(identity)
 

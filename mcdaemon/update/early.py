@@ -65,7 +65,7 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
     update = record.update
     _osname, booted = machine.booted()
     load = _payload(payloads, update.id)
-    complete = load is not None and not verify.validate(root, load.expected()).mismatches
+    complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
     action, why = decide(update, booted, complete)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.

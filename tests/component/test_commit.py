@@ -139,19 +139,24 @@ def test_a_crash_after_any_file_is_made_good_by_the_next_commit(
     root: Root, payloads: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = save(payloads, FIRST)
-    real = files.put
+    written = sum(entry.node.kind in (Kind.FILE, Kind.LINK) for entry in FIRST.values())
 
-    for lasts in range(len(FIRST)):
+    # Each is written beside its path first, and renamed later.
+    for lasts in range(len(FIRST) + written):
         left = [lasts]
 
-        def put(*arguments: Any, left: list[int] = left, **more: Any) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            real(*arguments, **more)
+        def counted(real: Callable[..., None], left: list[int] = left) -> Callable[..., None]:
+            def call(*arguments: Any, **more: Any) -> None:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                real(*arguments, **more)
+
+            return call
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "put", put)
+            for name in ("put", "_prepare", "_rename"):
+                patch.setattr(files, name, counted(getattr(files, name)))
             with pytest.raises(KeyboardInterrupt):
                 commit.apply(load, payloads, root)
         commit.apply(load, payloads, root)
