@@ -59,7 +59,8 @@ def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early
 
 def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) -> Outcome:
     """Look at the booted root and do what has to be done. Raises Failure when the disk cannot be read or written."""
-    record, alien = journal.load(path)
+    # Left where it is: the agent has to find it, for it alone can put right what was in flight.
+    record, alien = journal.load(path, set_aside=False)
     if alien or record.update is None:
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
