@@ -3,8 +3,10 @@
 Normalised, because each way to the same config has its own: the marker with an update's id on the kernel line, serials
 and checksums of deployments (a deployment is what its origin, its tree and its place say), versions of boot entries,
 times, and the record of a target that failed before.
-Left out: logs, counters, caches, the desired configs, the stand's own files in /run, podman's and skopeo's stores
-(their containers and images are listed by name instead), and the rollback deployment, which any finalization drops.
+Left out: logs, counters, caches, the desired configs, the stand's own files in /run, the rollback deployment, which any
+finalization drops, and podman's and skopeo's own: images in containers-storage, which are a cache that the kubelet
+clears, directories of a killed podman's probes, and manifests that one has left in /var/tmp (systemd-tmpfiles clears
+it; they leave some also when nobody kills them). Containers and unfinished layers do count.
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.crash.scenarios import LOADED
 from tests.field.evidence import deployment_etc, status, tree
 from tests.stand.node import Node
 
 _MARKER = re.compile(r" mcdaemon\.update=\S+")
 _BOOT_LINK = re.compile(r"ostree=\S+")
+_LEFT_BY_PODMAN = re.compile(r"tmp/\d+")
 _OUTSIDE = ("lib/containers/", "lib/rpm-ostree", "log", "cache", "lib/cni", "lib/mcdaemon/counters.json",
             "lib/mcdaemon/journal.json", "lib/mcdaemon/machineconfigs", "lib/mcdaemon/status.json")  # fmt: skip
 # What the stand and the programs of the node have in /run at any time.
-_RUN = re.compile(r"(stand|systemd|dbus|lock|containers|crun|libpod|rpm-ostree[^/]*|user|log|netns|utmp|sudo|cryptsetup)"
-                  r"(/|$)|mcdaemon/(lock|status\.json|first-seen)$")  # fmt: skip
+_RUN = re.compile(r"(stand|systemd|dbus|lock|containers|crun|libpod|rpm-ostree[^/]*|user|log|netns)(/|$)"
+                  r"|mcdaemon/(lock|status\.json|first-seen)$")  # fmt: skip
 
+
+POLICY, LOADED = "/etc/containers/policy.json", "/run/loaded-policy"
+"""A file of a config, and where crio.service of these nodes notes what it has read of it."""
 
 Picture = dict[str, str]
 
@@ -55,7 +60,7 @@ def _lines(node: Node) -> Iterator[tuple[str, str]]:
         yield f"/etc/{path}", what
     var = machine.sysroot.stateroot / "var"
     for path, what in tree(var).items():
-        if not path.startswith(_OUTSIDE):
+        if not path.startswith(_OUTSIDE) and not _LEFT_BY_PODMAN.fullmatch(path):
             yield f"/var/{path}", what
     yield from _deployments(node, booted.name)
     yield from _journal(var)
@@ -107,16 +112,17 @@ def _journal(var: Path) -> Iterator[tuple[str, str]]:
 
 
 def _storage(var: Path) -> Iterator[tuple[str, str]]:
-    """Containers and images by name; a layer that was begun and not finished says so itself."""
+    """Containers by name; a layer that was begun and not finished says so itself."""
+
     store = var / "lib/containers/storage"
-    for kind in ("containers", "images", "layers"):
+
+    def entries(kind: str) -> list[dict[str, Any]]:
         path = store / f"overlay-{kind}/{kind}.json"
-        entries: list[dict[str, Any]] = json.loads(path.read_text() or "[]") if path.exists() else []
-        if kind == "layers":
-            # podman makes the lower ones of a container's layers itself, and keeps none of them.
-            yield "layers", f"{len(entries)}, unfinished {sum('incomplete' in str(e.get('flags')) for e in entries)}"
-        else:
-            yield kind, " ".join(sorted(name for entry in entries for name in entry.get("names") or [entry["id"]]))
+        return json.loads(path.read_text() or "[]") if path.exists() else []
+
+    yield "containers", " ".join(sorted(name for e in entries("containers") for name in e.get("names") or [e["id"]]))
+    unfinished = [entry["id"] for entry in entries("layers") if "incomplete" in str(entry.get("flags"))]
+    yield "unfinished layers", " ".join(unfinished)
 
 
 def _repository(repo: Path) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
+from tests.crash.picture import LOADED, POLICY, Picture, picture
 from tests.field.archive import compiled
 from tests.field.evidence import ARCHIVE, rests_on, stop_after
 from tests.stand import images
@@ -29,7 +30,6 @@ drain: {command: [/usr/bin/touch, /run/drained], undo: [/usr/bin/rm, -f, /run/dr
 """
 """A node that stays drained keeps /run/drained, and is found by it."""
 
-POLICY, LOADED = "/etc/containers/policy.json", "/run/loaded-policy"
 _CRIO = f"""\
 [Service]
 Type=simple
@@ -121,17 +121,20 @@ class Scenario:
         """What is desired when the target was withdrawn."""
         return (self.withdrawn or self.rests)(ground)
 
-    def make_disk(self, ground: Ground) -> Path:
-        """A node that rests on the old config, switched off; its folder."""
+    def make_disk(self, ground: Ground) -> tuple[Path, Picture]:
+        """A node that rests on the old config, switched off; its folder, and what it was at rest."""
         folder = ground.folder / f"disk-{self.name}"
         with Fresh(folder, self.install(ground), settings=SETTINGS) as node:
             config = self.rests(ground)
             node.desire(first=config)
             node.update()
             rests_on(node, "50-old")
+            # Every real node has it; the package repository of an extensions image is put there.
+            node.machine.run(["mkdir", "-p", "/etc/yum.repos.d"])
+            at_rest = picture(node)
             self.more(ground, node)
             node.machine.power_cut()
-        return folder
+        return folder, at_rest
 
 
 # -- configs ----------------------------------------------------------------------------------------------------------
@@ -161,6 +164,7 @@ NEW_FILES: dict[str, FileText] = {
     "/etc/app/deeper/only-new": "new\n",
     "/usr/local/bin/tool": ("new\n", 0o700),
     "/usr/local/bin/only-new": ("new\n", 0o755),
+    "/usr/local/share/app/deeper/only-new": "new\n",
     POLICY: '{"default": [{"type": "insecureAcceptAnything"}]}\n',
 }
 LIVE_FILES: dict[str, FileText] = {
