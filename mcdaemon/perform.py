@@ -79,7 +79,7 @@ class Performer:
             for identity in shelf.identities():
                 if identity not in known:
                     shelf.drop(identity)
-        files.remove_temporaries(context.root, (context.settings.state_dir,))
+        files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
@@ -269,6 +269,8 @@ class Performer:
         if not update.live:
             self._require_free_way()
         settings = self._context.settings.drain
+        # First: who is killed right after the drain must know later that there is something to undo.
+        self._note(draining=True)
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
         self._note(drained=True)
 
@@ -413,10 +415,10 @@ class Performer:
         return load
 
     def _back_to_work(self, update: Update) -> None:
-        if update.drained:
+        if update.drained or update.draining:
             settings = self._context.settings.drain
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
-            self._note(drained=False)
+            self._note(drained=False, draining=False)
 
     def _release(self, update: Update) -> None:
         """Only where a hold was taken: a node without podman has none and needs none."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
 
 from mcdaemon.errors import Broken
 from mcdaemon.host import files, users
@@ -64,11 +65,18 @@ def remember(payload: Payload, undo: Shelf, root: Root, chosen: Callable[[str], 
         return
     if not chosen("/etc/shadow"):
         payload = dataclasses.replace(payload, passwords=())
-    record, items = capture(payload.id, payload, root, [path for path, _node in payload.entries if chosen(path)])
+    paths = [path for path, _node in payload.entries if chosen(path)]
+    record, items = capture(payload.id, payload, root, [*paths, *_directories_to_come(root, paths)])
     for path, node in record.entries:
         if node.kind is Kind.OTHER:
             raise Broken(f"cannot replace {path}: a {node.kind.value} stands there", "remove it")
     undo.save(record, items)
+
+
+def _directories_to_come(root: Root, paths: Iterable[str]) -> set[str]:
+    """The directories above the paths that are not there yet: they are made with the files, and go with them."""
+    above = {os.fspath(parent) for path in paths for parent in PurePosixPath(path).parents}
+    return {path for path in above - {"/"} if files.read_node(root, path).kind is Kind.ABSENT}
 
 
 def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None:

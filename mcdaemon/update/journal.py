@@ -38,6 +38,7 @@ class Update:
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
+    :ivar draining: the drain was begun, so that it has to be undone, whether or not it came to its end.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before.
     :ivar repairs: how often the early unit had to complete the target's files.
@@ -56,6 +57,7 @@ class Update:
     no_storage: bool = False
     attempt: int = 0
     staged: str = ""
+    draining: bool = False
     drained: bool = False
     finalizing: str = ""
     committed: str = ""

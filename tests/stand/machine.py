@@ -312,12 +312,18 @@ class Machine:
 
         Its `pid` is that of nsenter, which waits outside for the command: never signal that number directly.
         """
-        plan = self._booted_plan()
-        place = f"/proc/{self._init}/root{cwd}"
-        argv = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
-        environment = {**shell_environment(plan), **(env or {})}
+        argv, environment = self.entering(argv, env, cwd)
         return NodeProcess(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
                            errors="replace", start_new_session=True)  # fmt: skip
+
+    def entering(
+        self, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, cwd: str = "/"
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command of the host that runs `argv` in the node, and its environment: for who starts it otherwise."""
+        plan = self._booted_plan()
+        place = f"/proc/{self._init}/root{cwd}"
+        command = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
+        return command, {**shell_environment(plan), **(env or {})}
 
     def stop_process(self, process: subprocess.Popen[str], number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
         """Signal a command from `start` together with its children and wait for its end."""
