@@ -39,7 +39,10 @@ class Update:
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
-    :ivar finalizing: boot id in which finalization was asked for, "" before.
+    :ivar finalizing: boot id in which finalization was asked for, "" before; `finalizations`: how often it was.
+    :ivar stamp: the trace of a failed finalization that was there before, "" for none: it is not ours.
+    :ivar unfinalized: what libostree said when a shutdown could not finalize it; the early unit finds it.
+    :ivar troubles: how often staging has failed for a reason that is not known to be the target's.
     :ivar repairs: how often the early unit had to complete the target's files.
     """
 
@@ -58,6 +61,10 @@ class Update:
     staged: str = ""
     drained: bool = False
     finalizing: str = ""
+    finalizations: int = 0
+    stamp: str = ""
+    unfinalized: str = ""
+    troubles: int = 0
     committed: str = ""
     proved: str = ""
     applied: bool = False
