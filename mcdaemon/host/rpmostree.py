@@ -393,7 +393,7 @@ class _Peer:
         self._report = report
         self._outcome: Optional[tuple[bool, str]] = None
         self._closed = False
-        self._cancelled = False
+        self._cancelled: Optional[float] = None
         self._last_sign = time.monotonic()
 
     def run(self, doing: str, joined: bool) -> Optional[tuple[bool, str]]:
@@ -452,7 +452,7 @@ class _Peer:
         return bool(reply.unpack()[0])
 
     def _cancel(self, peer: Any) -> None:
-        self._cancelled = True
+        self._cancelled = time.monotonic()
         self._report(f"no sign of life for {self._idle_timeout:.0f} s: the transaction is cancelled")
         with contextlib.suppress(GLib.Error):
             peer.call_sync(
@@ -480,9 +480,9 @@ class _Peer:
                 context.iteration(True)
                 process.check_end(doing, "the transaction goes on by itself and is found again")
                 silence = time.monotonic() - self._last_sign
-                if silence > self._idle_timeout and not self._cancelled:
+                if silence > self._idle_timeout and self._cancelled is None:
                     self._cancel(peer)
-                if silence > self._idle_timeout + CANCEL_GRACE:
+                elif self._cancelled is not None and time.monotonic() - self._cancelled > CANCEL_GRACE:
                     raise Transient(
                         f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s, and it cannot be cancelled",
                         f"see `journalctl -u {UNIT}`",
