@@ -41,6 +41,7 @@ class Booted(enum.Enum):
 
     SOURCE = "source"
     TARGET = "target"
+    OTHER = "other"  # neither: somebody booted what no update of ours has proved
 
 
 class Health(enum.Enum):
@@ -144,6 +145,8 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.HOLD, o.hold)
         return _apply_live(o)
 
+    if o.booted is Booted.OTHER:
+        return Decision(Step.DISCARD, "another deployment was booted than that of before the update and its target")
     if u.came_back:
         return Decision(Step.DISCARD, "the old deployment was booted instead of the target", remember=True)
     if u.rebooting:

@@ -145,8 +145,10 @@ class Observer:
         deployments = context.rpmostree.deployments()
         staged, pending = context.machine.staged(), context.machine.pending()
         facts = dataclasses.replace(facts, deployments=deployments, staged=staged, pending=pending)
-        if update is not None and not update.live and facts.booted == update.staged and update.finalizing:
+        if update is not None and not update.live and facts.booted == update.staged:
             return self._arrived(facts, update)
+        if update is not None and not update.live and facts.booted != update.source:
+            facts = _with(facts, booted=Booted.OTHER)
         if facts.desired is None:
             return self._in_flight(_with(facts, hold=refusal), None)
         try:

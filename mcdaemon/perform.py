@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from pathlib import Path
+from typing import Any, Callable, NoReturn, Optional
 
 from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
-from mcdaemon.errors import Broken, Held, HoldReason, Transient
+from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host import authfile, files, packages, process
 from mcdaemon.host.deployments import libostree_version
 from mcdaemon.host.namespace import with_writable
+from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
 from mcdaemon.image.reference import Transport
 from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs
@@ -33,13 +36,18 @@ TARGET_FAILED = "target-failed"
 _MOST_MISSES = 3
 """How often a staging that reports success may leave something else."""
 
+_MOST_FINALIZATIONS = 3
+"""How often a target may fail to be finalized: each time costs a drain (TXN-31)."""
+
+_MOST_TROUBLES = {LOCAL_TROUBLE: 10, NOT_UNDERSTOOD: 3}
+"""How often staging may fail with an error of a code before it is the target's failure."""
+
 
 class Performer:
     """The effects of each step on one node."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._finalized_at = time.time()
         self._asked: Optional[float] = None
         self._misses = 0
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
@@ -79,6 +87,9 @@ class Performer:
             for identity in shelf.identities():
                 if identity not in known:
                     shelf.drop(identity)
+        if update is not None and update.unfinalized:
+            log.warning("ostree could not finalize %s at the last shutdown: %s", update.name, update.unfinalized)
+            self._note(unfinalized="")
         files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
@@ -104,12 +115,27 @@ class Performer:
             return
         try:
             effect(facts, decision)
+        except Transient as error:
+            if not self._too_often(decision, error):
+                raise
+            self._write_off(error)
         except Broken as error:
             if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
                 raise
-            # The target cannot be reached: `decide` drops it next, and remembers.
-            self._note(failure=str(error))
-            raise Broken(error.sentence, error.hint, TARGET_FAILED) from error
+            self._write_off(error)
+
+    def _write_off(self, error: Failure) -> NoReturn:
+        """The target cannot be reached: `decide` drops it next, and remembers."""
+        self._note(failure=str(error))
+        raise Broken(error.sentence, error.hint, TARGET_FAILED) from error
+
+    def _too_often(self, decision: Decision, error: Transient) -> bool:
+        """Count a failure that may pass or may not: the registry's are waited for, these are not for ever."""
+        most = _MOST_TROUBLES.get(error.code)
+        update = self._record().update
+        if most is None or update is None or decision.step not in _CAN_FAIL_THE_TARGET:
+            return False
+        return self._note(troubles=update.troubles + 1).troubles >= most
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -156,7 +182,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         self._clear_the_stage(facts)
         refspec = self._hold_image(facts, plan, update)
-        update = self._note(attempt=update.attempt + 1, staged="", origin=refspec)
+        update = self._note(attempt=update.attempt + 1, staged="", finalizing="", origin=refspec)
         delta = plan.packages
         with self._repository(facts, plan, update):
             try:
@@ -170,8 +196,9 @@ class Performer:
                     },
                     stage.title(update.id, update.attempt),
                 )
-            except (Held, Broken) as error:
-                if not _is_local(refspec):
+            except (Held, Broken, Transient) as error:
+                passing = isinstance(error, Transient) and error.code not in _MOST_TROUBLES
+                if passing or not _is_local(refspec):
                     raise
                 # Whatever is wrong with the local copy, it must not fail what would succeed without it.
                 self._note(no_storage=True)
@@ -204,7 +231,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         if facts.observation.staged is not Staged.OS_ONLY:
             self._clear_the_stage(facts)
-        update = self._note(attempt=update.attempt + 1, staged="")
+        update = self._note(attempt=update.attempt + 1, staged="", finalizing="")
         existing = self._context.rpmostree.boot_options()
         line = stage.kernel_line(existing, plan, update.id)
         self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
@@ -235,6 +262,8 @@ class Performer:
     def _clear_the_stage(self, facts: Facts) -> None:
         """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""
         if facts.staged is not None or facts.pending:
+            name = facts.staged.name if facts.staged is not None else facts.pending
+            log.warning("removing the deployment %s, which is not what this update needs; another client's?", name)
             self._context.rpmostree.cleanup("pending-deploy")
 
     # -- proving ----------------------------------------------------------------------------------------------------
@@ -254,7 +283,7 @@ class Performer:
         with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
         merge.predict(context.root, target, load, libostree_version())  # what was placed must not make the merge fail
         self._release(update)
-        self._note(staged=staged.name, committed="", proved="")
+        self._note(staged=staged.name, committed="", proved="", stamp=context.machine.stamp())
         for note in payload.notes(facts.desired.config, target):
             log.info("%s", note)
         log.info(
@@ -277,19 +306,64 @@ class Performer:
     # -- the point of no return, and back ---------------------------------------------------------------------------
 
     def _require_free_way(self) -> None:
-        """Raises Held while somebody holds a reboot up: the node is not taken out of service for that, and nothing is
-        finalized, because from there to the reboot changes to /etc are lost."""
-        if not self._context.settings.reboot.command:
-            self._context.logind.require_free()
+        """Raises Held while somebody holds a reboot up, or works on deployments: the node is not taken out of service
+        for that, and nothing is finalized, because from there to the reboot changes to /etc are lost."""
+        context = self._context
+        if not context.settings.reboot.command:
+            context.logind.require_free()
+        active = context.rpmostree.active()
+        if active is not None or context.machine.busy():
+            doing = f"rpm-ostree's {active.method} ({active.title})" if active else "a program with the lock of ostree"
+            raise Held(HoldReason.OTHER_CLIENT, f"cannot go on: {doing} is at work", "the update waits for its end")
 
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
         self._require_free_way()
-        self._note(finalizing=facts.boot_id)
-        self._finalized_at = time.time()
-        self._context.machine.unlock()
-        self._context.machine.finalize(self._context.systemd)
+        update, context = _update(facts), self._context
+        staged = context.machine.staged()
+        if staged is None or staged.name != update.staged:
+            raise Transient("cannot finalize: what was verified is not what is staged any more", "another client's?")
+        update = self._note(
+            finalizing=facts.boot_id, finalizations=update.finalizations + 1, stamp=context.machine.stamp()
+        )
+        context.machine.unlock()
+        files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
+        try:
+            context.machine.finalize(context.systemd, staged.name)
+        except (Broken, Transient) as error:
+            if error.code == process.STOPPED:
+                raise
+            self._finalization_failed(update, error)
+
+    def _finalization_failed(self, update: Update, error: Failure) -> NoReturn:
+        """The node goes back to work at once; what passes (a file that came and went, TXN-34) gets another try, what
+        stays is told by the next verification, or ends here (TXN-31). No reboot comes of it."""
+        self._back_to_work(update)
+        self._note(staged="")
+        if update.finalizations >= _MOST_FINALIZATIONS:
+            raise Broken(f"{error.sentence}; so it went {update.finalizations} times", error.hint) from error
+        raise Transient(error.sentence, f"the node is back at work, it is tried again; {error.hint}") from error
+
+    @property
+    def _etc_before(self) -> Path:
+        return self._context.runtime / "etc-at-merge.json"
+
+    def _late_changes(self) -> tuple[str, ...]:
+        """What was changed in the running /etc since the merge. Nothing is said where the record of it is gone."""
+        try:
+            before = json.loads(self._etc_before.read_bytes())
+        except (OSError, ValueError):
+            return ()
+        return merge.late_changes(before, merge.snapshot(self._context.root.path / "etc"))
+
+    def _bar_the_stage(self, facts: Facts) -> None:
+        """What another client staged on top of ours would be finalized by the shutdown, and boot in its place, without
+        our files (TXN-36, TXN-43). Locked, it goes with the reboot."""
+        if facts.staged is not None and not facts.staged.locked:
+            log.warning("another client has staged %s on top of this update; it is locked", facts.staged.name)
+            self._context.machine.lock()
 
     def _commit_files(self, facts: Facts, _decision: Decision) -> None:
+        self._bar_the_stage(facts)
         update, context = _update(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         commit.remember(load, context.undo, root, root.shared)
@@ -315,6 +389,7 @@ class Performer:
 
         An armed journal without our asking is the work of an agent that died in between: ask, twice does no harm.
         """
+        self._bar_the_stage(facts)
         patience = self._context.settings.reboot.timeout_seconds
         if self._asked is not None and time.monotonic() - self._asked < patience:
             return
@@ -324,7 +399,7 @@ class Performer:
                 f"cannot reboot: it was asked for {patience:.0f} s ago and did not come",
                 "see `systemctl list-jobs` and `systemd-inhibit --list`; it is asked for again",
             )
-        late = merge.late_changes(self._context.root.path / "etc", self._finalized_at)
+        late = self._late_changes()
         if late:
             log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
         self._note(armed=facts.boot_id)

@@ -191,6 +191,15 @@ class Systemd:
         proxy = self._bus.proxy(_SYSTEMD, path, f"look at {unit}")
         return str(self._bus.get(proxy, f"{_SYSTEMD}.Unit", "ActiveState"))
 
+    def forget_start_limit(self, unit: str) -> bool:
+        """`systemctl reset-failed` for a unit that failed because it was started too often; False: it did not."""
+        doing = f"look at {unit}"
+        path = self._manager("LoadUnit", unit, doing=doing)
+        if self._bus.get(self._bus.proxy(_SYSTEMD, path, doing), f"{_SYSTEMD}.Service", "Result") != "start-limit-hit":
+            return False
+        self._manager("ResetFailedUnit", unit, doing=f"forget the failure of {unit}")
+        return True
+
 
 class Logind:
     """The way to a reboot that honours inhibitors."""

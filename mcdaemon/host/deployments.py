@@ -7,16 +7,20 @@ rpm-ostreed that could be asked, and because D-Bus does not tell the lock (rpm-o
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from gi.repository import GLib
 
-from mcdaemon.errors import Broken, Transient, from_os_error
+from mcdaemon.errors import Broken, Failure, Transient, from_os_error
 from mcdaemon.host import boot, process
 from mcdaemon.host.bus import Systemd
+from mcdaemon.host.namespace import with_writable
 from mcdaemon.host.root import Root
 
 FINALIZE_UNIT = "ostree-finalize-staged.service"
@@ -25,6 +29,8 @@ FINALIZE_TIMEOUT = 330.0
 
 _STAGED = "run/ostree/staged-deployment"
 _LOCK_FILE = "run/ostree/staged-deployment-locked"
+_SYSROOT_LOCK = "ostree/lock"
+_F_OFD_GETLK = 36
 _TIMEOUT = 60.0
 
 
@@ -139,17 +145,37 @@ class Machine:
                 "try `ostree admin lock-finalization --unlock`",
             )
 
-    def finalize(self, systemd: Systemd) -> None:
-        """Merge /etc and write the boot entry now, with the node up: the unit's stop is what does it (vm.md 10).
+    def lock(self) -> None:
+        """Keep the next shutdown from finalizing what is staged: both kinds of libostree honour the file (3.3)."""
+        path = self.top / _LOCK_FILE
+        try:
+            path.touch(mode=0o640)
+        except OSError as error:
+            raise from_os_error(error, "lock the staged deployment with", path) from error
+
+    def busy(self) -> bool:
+        """Whether somebody (ostree, bootc, rpm-ostreed) holds the sysroot's lock; it is not one of flock(2) (2.9)."""
+        try:
+            with open(self.top / _SYSROOT_LOCK, "rb") as file:
+                query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                answer = fcntl.fcntl(file.fileno(), _F_OFD_GETLK, query)
+        except OSError:  # it is there only while somebody holds it
+            return False
+        return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+    def finalize(self, systemd: Systemd, name: str) -> None:
+        """Merge /etc and write the boot entry of `name` now, with the node up: the unit's stop does it (vm.md 10).
 
         Raises Broken with libostree's own text when it failed; the staged deployment is gone then (5.2, step 5).
         """
-        stamp = self.boot / boot.FINALIZE_FAILURE
-        before = _identity(stamp)
-        result = systemd.run_job("Stop", FINALIZE_UNIT, FINALIZE_TIMEOUT)
-        if self.pending():
+        before = self.stamp()
+        result = self._stop_finalizer(systemd)
+        if self.pending() == name:
             return
-        text = boot.finalize_failure(self.boot) if _identity(stamp) != before else ""
+        text = boot.finalize_failure(self.boot) if self.stamp() != before else ""
+        if text:
+            self._forget_failure()
+        self._announce()
         if self.staged() is not None:
             raise Transient(
                 f"cannot finalize: {FINALIZE_UNIT} stopped with {result!r} and left the deployment staged",
@@ -159,6 +185,42 @@ class Machine:
             f"cannot finalize the staged deployment: {text or f'the job ended with {result!r}'}",
             f"see `journalctl -u {FINALIZE_UNIT}`",
         )
+
+    def _stop_finalizer(self, systemd: Systemd) -> str:
+        """What the end of the job was. Where there is no such unit, or it was not active (it is masked, or started late
+        by its .path unit; TXN-07, TXN-41), its program is run."""
+        try:
+            result = systemd.run_job("Stop", FINALIZE_UNIT, FINALIZE_TIMEOUT)
+        except Broken as error:
+            result = error.sentence
+        if self.staged() is not None and not self.pending():
+            try:
+                process.run(["ostree", "admin", "finalize-staged"], "finalize", FINALIZE_TIMEOUT, Broken)
+            except Broken as error:
+                result = error.sentence
+        return result
+
+    def _announce(self) -> None:
+        """rpm-ostreed takes what is gone for staged until it sees a new time stamp there, which libostree writes only
+        after a success: the next transaction would build on it, or change nothing."""
+        place = self.sysroot / "ostree/deploy"
+        with contextlib.suppress(Failure):
+            with_writable(self.sysroot, lambda: os.utime(place))
+
+    def stamp(self) -> str:
+        """What tells the trace of one failed finalization from the next one's, "" where there is none (TXN-44)."""
+        try:
+            found = (self.boot / boot.FINALIZE_FAILURE).stat()
+        except OSError:
+            return ""
+        return f"{found.st_ino}:{found.st_mtime_ns}"
+
+    def _forget_failure(self) -> None:
+        """Ours was seen and told. Left where it is, it would fail ostree-boot-complete.service after the next boot,
+        which may be that of the target (TXN-44)."""
+        stamp = self.boot / boot.FINALIZE_FAILURE
+        with contextlib.suppress(Failure):
+            with_writable(self.boot if os.path.ismount(self.boot) else self.sysroot, stamp.unlink)
 
 
 def _device_and_inode(path: Path) -> tuple[int, int]:
@@ -177,14 +239,6 @@ def _backing_root(path: Path) -> Optional[tuple[int, int]]:
     value = GLib.Variant.new_from_bytes(GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False).unpack()
     found = value.get("backing-root-device-inode")
     return (int(found[0]), int(found[1])) if found else None
-
-
-def _identity(path: Path) -> Optional[tuple[int, int]]:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def libostree_version() -> tuple[int, int]:

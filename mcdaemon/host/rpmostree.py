@@ -119,9 +119,7 @@ class RpmOstree:
         if owner and owner == self._registered:
             return
         if not owner:
-            result = self._systemd.run_job("Start", UNIT, START_TIMEOUT)
-            if result != "done":
-                raise Transient(f"cannot start {UNIT}: the job ended with {result!r}", f"see `journalctl -u {UNIT}`")
+            self._start_service()
         for attempt in range(1, REGISTER_ATTEMPTS + 1):
             try:
                 self._sysroot("RegisterClient", {"id": GLib.Variant("s", CLIENT_ID)}, doing="register with rpm-ostreed")
@@ -130,6 +128,14 @@ class RpmOstree:
                 if attempt == REGISTER_ATTEMPTS:
                     raise
         self._registered = self._owner()
+
+    def _start_service(self) -> None:
+        """A unit that was started too often stays down until its failure is forgotten (row 60)."""
+        result = self._systemd.run_job("Start", UNIT, START_TIMEOUT)
+        if result != "done" and self._systemd.forget_start_limit(UNIT):
+            result = self._systemd.run_job("Start", UNIT, START_TIMEOUT)
+        if result != "done":
+            raise Transient(f"cannot start {UNIT}: the job ended with {result!r}", f"see `journalctl -u {UNIT}`")
 
     def disconnect(self) -> None:
         """Let the service go idle: a registered client pins its memory for ever (rpm-ostree.md 1.8)."""
@@ -235,7 +241,7 @@ class RpmOstree:
         self._transact("Rollback", {})
 
     def attach(self, active: Active) -> None:
-        """Wait for a running transaction to end, whosever it is."""
+        """Wait for a running transaction of ours to end."""
         self._follow(active.address, f"wait for {active.method}", joined=True)
 
     def _transact(self, method: str, *arguments: Any) -> None:
@@ -254,7 +260,15 @@ class RpmOstree:
         self._follow(address, doing, joined=False)
 
     def _follow(self, address: str, doing: str, joined: bool) -> None:
-        outcome = _Peer(address, self._idle_timeout, self._report).run(doing, joined)
+        try:
+            outcome = _Peer(address, self._idle_timeout, self._report).run(doing, joined)
+        except Transient as error:
+            if error.code == HUNG:
+                # It holds the sysroot's lock until its daemon ends (row 5); as MCO does, and only to our own.
+                self._report(f"{error.sentence}: {UNIT} is restarted")
+                self._registered = ""
+                self._systemd.run_job("Restart", UNIT, START_TIMEOUT)
+            raise
         if outcome is None:
             self._registered = ""
             raise Transient(
@@ -314,10 +328,36 @@ _PASSING = _says(
     "Bus owner changed",
     "cancelled",
 )
-_SPACE = re.compile("No space left on device|min-free-space")
+_SPACE = re.compile("No space left on device|min-free-space|Disk quota exceeded")
 _IMAGE = _says("404", "does not resolve to an image ID", "manifest unknown", "name unknown", "blob unknown")
 _CREDENTIALS = _says("401|403", "unauthorized", "authentication required", "access to the resource is denied")
 _PATIENCE = _says("429", "toomanyrequests")
+_LOCAL = re.compile(
+    "too many open files|cannot allocate memory|out of memory|resource temporarily unavailable|input/output error"
+    "|read-only file ?system|bad file descriptor|killed by signal|SIGKILL|failed to fork|interrupted system call"
+    "|skopeo proxy|ostree-finalize-staged.service|device or resource busy|stale file handle",
+    re.IGNORECASE,
+)
+"""Trouble of this node and of this moment (rows 5, 7, 10; 2.11): it says nothing about the target."""
+_MOVED = re.compile(
+    "Expected staged base checksum|No pending staged deployment found|Staged deployment already unlocked"
+)
+"""Somebody else was faster (rows 39, 44 to 46): the next round looks afresh."""
+_TARGET = re.compile(
+    "Packages not found|Could not depsolve|No packages in transaction|Base packages|base packages would be replaced"
+    "|Forbidden base package|Package .* not found|Multiple subdirectories found|Override already exists"
+    "|No overrides for package|LockLayering=|unconfigured-state|ostree.bootable label|Image has architecture"
+    "|refusing usage|rejected by policy|signature was required|Sanity-checking final rootfs|No enabled repositories"
+    "|Old and new refs are equal|While checking against deployment timestamp"
+)
+"""The target's own fault, whatever the node does (rows 13 to 31, 56 to 59)."""
+
+LOCAL_TROUBLE = "local-trouble"
+"""Code of a failure of the node's own that passes; not for ever: somebody has to look when it stays."""
+NOT_UNDERSTOOD = "not-understood"
+"""Code of a failure whose text is not known here: once may be chance, some times is the target's fault."""
+HUNG = "hung"
+"""Code of a transaction that neither worked nor could be cancelled."""
 
 
 def finished_failure(text: str, doing: str) -> Failure:
@@ -332,9 +372,11 @@ def finished_failure(text: str, doing: str) -> Failure:
         return Held(HoldReason.CREDENTIALS, sentence, "see the pull secret")
     if _PATIENCE.search(text):
         return Held(HoldReason.REGISTRY, sentence)
-    if _PASSING.search(text):
+    if _TARGET.search(text):
+        return Broken(sentence, f"see `journalctl -u {UNIT}`")
+    if _PASSING.search(text) or _MOVED.search(text):
         return Transient(sentence)
-    return Broken(sentence, f"see `journalctl -u {UNIT}`")
+    return Transient(sentence, f"see `journalctl -u {UNIT}`", LOCAL_TROUBLE if _LOCAL.search(text) else NOT_UNDERSTOOD)
 
 
 def _connect(address: str) -> Any:
@@ -351,7 +393,7 @@ class _Peer:
         self._report = report
         self._outcome: Optional[tuple[bool, str]] = None
         self._closed = False
-        self._cancelled = False
+        self._cancelled: Optional[float] = None
         self._last_sign = time.monotonic()
 
     def run(self, doing: str, joined: bool) -> Optional[tuple[bool, str]]:
@@ -410,7 +452,7 @@ class _Peer:
         return bool(reply.unpack()[0])
 
     def _cancel(self, peer: Any) -> None:
-        self._cancelled = True
+        self._cancelled = time.monotonic()
         self._report(f"no sign of life for {self._idle_timeout:.0f} s: the transaction is cancelled")
         with contextlib.suppress(GLib.Error):
             peer.call_sync(
@@ -438,12 +480,13 @@ class _Peer:
                 context.iteration(True)
                 process.check_end(doing, "the transaction goes on by itself and is found again")
                 silence = time.monotonic() - self._last_sign
-                if silence > self._idle_timeout and not self._cancelled:
+                if silence > self._idle_timeout and self._cancelled is None:
                     self._cancel(peer)
-                if silence > self._idle_timeout + CANCEL_GRACE:
+                elif self._cancelled is not None and time.monotonic() - self._cancelled > CANCEL_GRACE:
                     raise Transient(
-                        f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s",
-                        f"if it stays so: `systemctl restart {UNIT}`",
+                        f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s, and it cannot be cancelled",
+                        f"see `journalctl -u {UNIT}`",
+                        HUNG,
                     )
         finally:
             tick.destroy()

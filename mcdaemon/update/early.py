@@ -46,10 +46,11 @@ def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early
     """The whole policy of the early unit. `complete`: the booted root holds all of the payload."""
     if update is None or update.live:
         return Early.NOTHING, "no update that reboots is in flight"
-    if not update.finalizing:
+    if not update.staged or (booted != update.staged and not update.finalizing):
         return Early.NOTHING, "the update in flight was not finalized"
     if booted != update.staged:
         return Early.PUT_BACK, "the old deployment is booted"
+    # Finalized by us, or by a shutdown after somebody else had unlocked it: verified it was, or it had no name here.
     if complete:
         return Early.NOTHING, "the target is booted and complete"
     if update.rolled_back or update.repairs >= MOST_REPAIRS:
@@ -65,6 +66,11 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
     _osname, booted = machine.booted()
+    update = _told_by_stamp(machine, update, booted)
+    if update != record.update:
+        # ostree-boot-complete.service removes the trace soon, and the agent comes after it (STATE-21).
+        record = dataclasses.replace(record, update=update)
+        journal.store(path, record)
     load = _payload(payloads, update.id)
     complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
     action, why = decide(update, booted, complete)
@@ -93,7 +99,15 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
             changed = dataclasses.replace(update, committed="", proved="")
             journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
-    return Outcome(action, why)
+    return Outcome(action, f"{why}; ostree could not finalize: {update.unfinalized}" if update.unfinalized else why)
+
+
+def _told_by_stamp(machine: Machine, update: Update, booted: str) -> Update:
+    """With libostree's words about a finalization that failed since the update was verified; an older trace is not its
+    (TXN-44)."""
+    if not update.staged or booted == update.staged or machine.stamp() in ("", update.stamp):
+        return update
+    return dataclasses.replace(update, unfinalized=boot.finalize_failure(machine.boot))
 
 
 def _payload(payloads: Shelf, identity: str) -> Optional[Payload]:

@@ -40,7 +40,10 @@ class Update:
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar draining: the drain was begun, so that it has to be undone, whether or not it came to its end.
     :ivar armed: boot id in which the reboot was asked for, "" before.
-    :ivar finalizing: boot id in which finalization was asked for, "" before.
+    :ivar finalizing: boot id in which finalization was asked for, "" before; `finalizations`: how often it was.
+    :ivar stamp: the trace of a failed finalization that was there before, "" for none: it is not ours.
+    :ivar unfinalized: what libostree said when a shutdown could not finalize it; the early unit finds it.
+    :ivar troubles: how often staging has failed for a reason that is not known to be the target's.
     :ivar repairs: how often the early unit had to complete the target's files.
     """
 
@@ -60,6 +63,10 @@ class Update:
     draining: bool = False
     drained: bool = False
     finalizing: str = ""
+    finalizations: int = 0
+    stamp: str = ""
+    unfinalized: str = ""
+    troubles: int = 0
     committed: str = ""
     proved: str = ""
     applied: bool = False

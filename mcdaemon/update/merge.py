@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +72,13 @@ def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, in
             "repair the image",
         )
     if prediction.failure:
-        raise Broken(
-            f"cannot finalize: {prediction.failure}", "a file stands where the new image has a directory; move it away"
+        odd = [
+            path for path, node in present.items() if node.kind is Kind.OTHER and "non-regular" in prediction.failure
+        ]
+        hint = (
+            f"FIFOs and sockets: {', '.join(odd[:5])}" if odd else "a file stands where the new image has a directory"
         )
+        raise Broken(f"cannot finalize: {prediction.failure}", f"{hint}; move it away")
     _check_places(load, prediction.merged, running)
     dropped, replaced, kept = [], [], []
     for path, node in load.entries:
@@ -151,15 +157,22 @@ def pre_place(report: MergeReport, target: Root, load: Payload, payloads: Shelf)
     commit.apply(load, payloads, target, lambda path: path in wanted)
 
 
-def late_changes(etc: Path, since: float) -> tuple[str, ...]:
-    """Files below /etc changed after the merge: the new root will not have these changes. For the log."""
-    found = []
-    for folder, _folders, names in os.walk(etc):
-        for name in names:
+def snapshot(etc: Path) -> dict[str, str]:
+    """What tells a later change of any path below /etc. Inode and change time are compared for being the same, never
+    for being later: a clock may jump (STATE-22)."""
+    found = {}
+    for folder, folders, names in os.walk(etc):
+        for name in [*folders, *names]:
             path = os.path.join(folder, name)
             try:
-                if os.lstat(path).st_ctime > since:
-                    found.append(path)
+                info = os.lstat(path)
             except OSError:  # it went away while we looked
                 continue
-    return tuple(sorted(found))
+            # What happens in a directory shows in its entries.
+            found[path] = f"{info.st_ino}" if stat.S_ISDIR(info.st_mode) else f"{info.st_ino}:{info.st_ctime_ns}"
+    return found
+
+
+def late_changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Paths below /etc changed, made or removed after the merge: the new root has not these changes. For the log."""
+    return tuple(sorted(path for path in {*before, *now} if before.get(path) != now.get(path)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -161,32 +160,30 @@ def await_next_time_stamp(probe: Path, since: float) -> None:
         probe.write_bytes(b"x")
 
 
-def test_what_changes_after_the_merge_is_listed(node: Node) -> None:
+def test_late_changes_are_told_whatever_the_clock_says(node: Node) -> None:
+    """STATE-22: nothing is compared for being later, so a clock that jumps hides nothing and adds nothing."""
     etc = node.running.path / "etc"
-    for name in ("early", "mode", "content", "gone"):
+    for name in ("early", "mode", "content", "gone", "replaced"):
         node.file(node.running, "etc", name, "a")
-    since = max(path.lstat().st_ctime for path in etc.iterdir())
-    await_next_time_stamp(node.running.path / "probe", since)
+    node.file(node.running, "etc", "deep/stays", "a")
+    before = merge.snapshot(etc)
+    assert merge.late_changes(before, merge.snapshot(etc)) == ()
+    await_next_time_stamp(node.running.path / "probe", max(path.lstat().st_ctime for path in etc.iterdir()))
     (etc / "mode").chmod(0o600)
     (etc / "content").write_text("b")
+    os.utime(etc / "content", (0, 0))
     (etc / "gone").unlink()
     node.file(node.running, "etc", "deep/new", "a")
     (etc / "link").symlink_to("nowhere")
-    found = merge.late_changes(etc, since)
-    assert [path[len(os.fspath(etc)) :] for path in found] == ["/content", "/deep/new", "/link", "/mode"]
+    (etc / "dir").mkdir()
+    (etc / "other").write_text("a")
+    (etc / "other").rename(etc / "replaced")
+    found = [path[len(os.fspath(etc)) :] for path in merge.late_changes(before, merge.snapshot(etc))]
+    assert found == ["/content", "/deep/new", "/dir", "/gone", "/link", "/mode", "/replaced"]
 
 
-def test_a_change_with_an_old_time_stamp_is_a_change_all_the_same(node: Node) -> None:
-    since = time.time() - 10
-    node.file(node.running, "etc", "x", "a")
-    os.utime(node.running.path / "etc/x", (0, 0))
-    assert len(merge.late_changes(node.running.path / "etc", since)) == 1
-
-
-def test_nothing_changed_is_nothing_listed(node: Node) -> None:
-    node.file(node.running, "etc", "x", "a")
-    assert merge.late_changes(node.running.path / "etc", time.time() + 60) == ()
-    assert merge.late_changes(node.running.path / "gone", 0) == ()
+def test_a_snapshot_of_nothing_is_empty(node: Node) -> None:
+    assert merge.snapshot(node.running.path / "gone") == {}
 
 
 def test_a_commit_after_the_merge_puts_every_kind_right(node: Node) -> None:

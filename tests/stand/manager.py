@@ -294,10 +294,10 @@ class Manager:
     async def boot(self) -> bool:
         """Start what is enabled; True when all start jobs have ended, False when a shutdown was asked for meanwhile."""
         self._referenced = set(self._enabled())
-        first = [BOOT_COMPLETE, FINALIZE_PATH]
+        # The early unit is before sysinit.target; what has default dependencies, as BOOT_COMPLETE has, is after it.
         enabled = self._enabled()
-        rest = [name for name in enabled if name not in (EARLY, *first)]
-        for names in (first, [EARLY] if EARLY in enabled else [], rest):
+        rest = [name for name in enabled if name not in (EARLY, BOOT_COMPLETE, FINALIZE_PATH)]
+        for names in ([FINALIZE_PATH], [EARLY] if EARLY in enabled else [], [BOOT_COMPLETE, *rest]):
             for job in [job for job in map(self._boot_job, names) if job is not None]:
                 self._progress(event="waiting", text=job.unit.name)
                 await job.done.wait()

@@ -30,6 +30,16 @@ def variant(value: Any) -> Any:
 
 def transact(modifiers: dict[str, Any], options: dict[str, Any]) -> tuple[bool, str]:
     """UpdateDeployment, followed to its end: (success, text)."""
+    arguments = (
+        {key: variant(value) for key, value in modifiers.items()},
+        {key: variant(value) for key, value in options.items()},
+    )
+    bus, booted = connect()
+    return call(bus, booted, "UpdateDeployment", GLib.Variant("(a{sv}a{sv})", arguments))
+
+
+def connect() -> tuple[Any, str]:
+    """A registered client: its bus, and the path of the booted OS."""
     bus = Gio.bus_get_sync(Gio.BusType.SYSTEM, None)
     _start(bus)
     bus.call_sync(
@@ -54,13 +64,12 @@ def transact(modifiers: dict[str, Any], options: dict[str, Any]) -> tuple[bool, 
         TIMEOUT,
         None,
     ).unpack()[0]
-    arguments = (
-        {key: variant(value) for key, value in modifiers.items()},
-        {key: variant(value) for key, value in options.items()},
-    )
-    address = bus.call_sync(
-        NAME, booted, f"{NAME}.OS", "UpdateDeployment", GLib.Variant("(a{sv}a{sv})", arguments), None, 0, TIMEOUT, None
-    ).unpack()[0]
+    return bus, str(booted)
+
+
+def call(bus: Any, booted: str, method: str, arguments: Any) -> tuple[bool, str]:
+    """Any transaction, followed to its end: (success, text)."""
+    address = bus.call_sync(NAME, booted, f"{NAME}.OS", method, arguments, None, 0, TIMEOUT, None).unpack()[0]
     return _follow(address)
 
 

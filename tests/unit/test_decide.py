@@ -125,6 +125,15 @@ def test_a_drained_node_never_waits_for_something_outside() -> None:
         assert o.booted is Booted.TARGET or not u.drained, o
 
 
+def test_a_deployment_that_is_neither_old_nor_target_ends_the_update_without_blame() -> None:
+    """Somebody booted something else in the middle: from there the desired config is a new update."""
+    for o, d in everything():
+        u = o.update
+        if u is None or u.live or o.booted is not Booted.OTHER or u.failure or u.rolled_back:
+            continue
+        assert d.step is Step.DISCARD and not d.remember, o
+
+
 def test_a_superseded_update_goes_no_further() -> None:
     forward = only(Step.STAGE_OS, Step.STAGE_KARGS, Step.VERIFY_STAGED, Step.DRAIN, Step.FINALIZE, Step.COMMIT_FILES,
                    Step.VERIFY_ROOT, Step.REBOOT, Step.APPLY_LIVE)  # fmt: skip
@@ -166,7 +175,7 @@ def test_a_failure_is_always_remembered_and_ends_the_update() -> None:
         u = o.update
         if u is None or (o.booted is Booted.TARGET and not u.live):
             continue
-        if u.failure or u.rolled_back or (u.came_back and not u.live):
+        if u.failure or u.rolled_back or (u.came_back and not u.live and o.booted is Booted.SOURCE):
             assert d.step is Step.DISCARD and d.remember, o
 
 

@@ -47,9 +47,16 @@ def test_every_boot_has_a_decision_and_a_reason() -> None:
 
 
 def test_a_boot_without_a_finalized_update_is_left_alone() -> None:
-    for update, _booted, _complete, action in everything():
-        if update is None or update.live or not update.finalizing:
+    for update, booted, _complete, action in everything():
+        if update is None or update.live or (not update.finalizing and booted != update.staged):
             assert action is Early.NOTHING
+
+
+def test_a_target_that_somebody_else_has_finalized_is_completed_as_well() -> None:
+    """Unlocked by another client, merged by an ordinary shutdown: it was verified, so its payload is complete."""
+    for update, booted, complete, action in everything():
+        if update is not None and not update.live and booted == update.staged and not complete:
+            assert action in (Early.COMPLETE, Early.GIVE_UP)
 
 
 def test_only_the_incomplete_target_is_completed_and_never_more_often_than_said() -> None:

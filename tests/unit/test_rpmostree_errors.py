@@ -12,7 +12,7 @@ from gi.repository import Gio, GLib
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host.bus import error_name, error_text, failure
-from mcdaemon.host.rpmostree import Deployment, finished_failure
+from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD, Deployment, finished_failure
 
 # Digits that look like every HTTP status there is: about one digest in ten has some of them.
 DIGEST = "sha256:404401403429502503504" + "5" * 45
@@ -61,7 +61,10 @@ FINISHED: dict[str, tuple[type, Optional[HoldReason]]] = {
     "Could not depsolve transaction; 1 problem detected": (Broken, None),
     "No packages in transaction": (Broken, None),
     "Multiple subdirectories found in: usr/lib/modules": (Broken, None),
-    "": (Broken, None),
+    "Sanity-checking final rootfs: no kernel": (Broken, None),
+    "Expected staged base checksum abc, but found def": (Transient, None),
+    "No pending staged deployment found": (Transient, None),
+    "": (Transient, None),
 }  # fmt: skip
 
 
@@ -81,7 +84,28 @@ def test_the_text_of_a_failed_transaction_decides_what_it_means(text: str) -> No
 ])  # fmt: skip
 def test_a_number_that_is_no_status_is_not_taken_for_one(text: str) -> None:
     """Otherwise a node would wait for ever for an image that is there."""
-    assert meaning(finished_failure(text, "stage")) == (Broken, None)
+    error = finished_failure(text, "stage")
+    assert isinstance(error, Broken) or error.code in (NOT_UNDERSTOOD, LOCAL_TROUBLE), "not for ever"
+
+
+@pytest.mark.parametrize("text", [
+    "opening file: Too many open files",
+    "fork: Cannot allocate memory",
+    "Child process killed by signal 9",
+    "Failed to invoke skopeo proxy method OpenImage: remote closed",
+    "fsync: Input/output error",
+    "mkdir /ostree/repo/tmp: Read-only file system",
+    "Failed to start ostree-finalize-staged.service",
+])  # fmt: skip
+def test_trouble_of_the_node_itself_is_not_the_targets_fault(text: str) -> None:
+    error = finished_failure(text, "stage")
+    assert isinstance(error, Transient) and error.code == LOCAL_TROUBLE
+
+
+@pytest.mark.parametrize("text", ["", "something nobody has seen", "Importing layer: corrupted tar stream"])
+def test_a_text_that_is_not_known_is_not_yet_the_targets_fault(text: str) -> None:
+    error = finished_failure(text, "stage")
+    assert isinstance(error, Transient) and error.code == NOT_UNDERSTOOD
 
 
 def test_a_full_disk_is_told_from_an_image_that_is_gone_when_both_are_named() -> None:

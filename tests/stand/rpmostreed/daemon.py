@@ -150,6 +150,7 @@ class Daemon:
             journal("Client joining existing transaction")
             return active.address
         fault = faults.read(call.method)
+        fault.reach_early("before-reply")
         if self.rebooting or fault.flag("reboot_initiated"):
             raise MethodError(errors.FAILED, "Reboot initiated, cannot start new transaction")
         osname = self._objects.osnames[call.object_path]
@@ -183,7 +184,8 @@ class Daemon:
 
         abstract, patience = self.profile.abstract_socket, fault.force_close_seconds
         try:
-            made = Transaction(self._bus, call, plan.title, operate, executed, self._on_closed, abstract, patience)
+            made = Transaction(self._bus, call, plan.title, operate, executed, self._on_closed, abstract, patience,
+                               lambda: fault.reach_early("before-start"))  # fmt: skip
         except BaseException:
             sysroot.unlock()
             raise

@@ -15,9 +15,11 @@ The file ``/run/stand/rpmostreed-faults.json`` (or, for a daemon started by hand
 ``force_close_seconds``  how long peers may stay connected after Finished, in place of 30
 ``reboot_initiated``   true: as after a reboot that the daemon asked for
 
-Steps, in their order: ``after-start``, ``after-manifest``, ``before-layer-N``, ``after-layer-N`` (N counts the layers
-that are fetched, from 1), ``after-pull``, ``before-stage``, ``after-stage-before-finished``. ``after-start`` and
-``after-stage-before-finished`` (as the last step) are reached by every transaction.
+Steps, in their order: ``before-reply`` (the transaction is not made yet), ``before-start`` (somebody has connected to
+it); only a crash can strike at these two. Then ``after-start``, ``after-manifest``, ``before-layer-N``,
+``after-layer-N`` (N counts the layers that are fetched, from 1), ``after-pull``, ``before-stage``,
+``after-stage-before-finished``. ``after-start`` and ``after-stage-before-finished`` (as the last step) are reached by
+every transaction.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from tests.stand.rpmostreed.errors import FAILED, Cancelled, MethodError, Operat
 
 LOCK_FILE = "/ostree/lock"
 FORCE_CLOSE_SECONDS = 30
+_EARLY = frozenset({"before-reply", "before-start"})
 _STEP = re.compile(
     r"after-start|after-manifest|(before|after)-layer-\d+|after-pull|before-stage"
     r"|after-stage-before-finished"
@@ -76,6 +79,12 @@ class Faults:
     @property
     def force_close_seconds(self) -> int:
         return int(self.settings.get("force_close_seconds", FORCE_CLOSE_SECONDS))
+
+    def reach_early(self, step: str) -> None:
+        """Called when ``step``, before any work, is reached. May end the process."""
+        if self.settings.get("crash") == step:
+            self._strike(f"crash at {step}")
+            os._exit(70)
 
     def reach(self, step: str, cancellable: Any) -> None:
         """Called when ``step`` is reached. May not return, raise OperationFailed, or end the process."""
@@ -125,7 +134,7 @@ def _check(settings: Any) -> None:
     for key, value in settings.items():
         if not isinstance(value, _KEYS[key]):
             raise ValueError(f"{key} is not a {_KEYS[key].__name__}")
-    steps = [settings[key] for key in ("crash", "hang") if key in settings]
+    steps = [settings[key] for key in ("crash", "hang") if key in settings and settings[key] not in _EARLY]
     steps += [settings[key]["at"] for key in ("hold", "delay", "fail") if key in settings]
     for step in steps:
         if not _STEP.fullmatch(step):

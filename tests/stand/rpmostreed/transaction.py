@@ -78,7 +78,7 @@ class Transaction:
     """``work`` is run with the output and a cancellable after ``Start``; it raises OperationFailed or GLib.Error.
 
     ``executed`` is called with the success in the main loop before Finished is sent and returns an error text or "";
-    ``closed`` when the last peer has gone."""
+    ``closed`` when the last peer has gone, ``connected`` when one has come."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Transaction:
         closed: Callable[[], None],
         abstract: bool,
         force_close_seconds: int,
+        connected: Callable[[], None] = lambda: None,
     ) -> None:
         self.call = call
         self.title = title
@@ -97,6 +98,7 @@ class Transaction:
         self._work = work
         self._executed = executed
         self._closed = closed
+        self._connected = connected
         self._state = State.CREATED
         self._cancellable = Gio.Cancellable()
         self._peers: list[Any] = []
@@ -126,6 +128,7 @@ class Transaction:
         connection.register_object("/", interface.info(interface.TRANSACTION), self._on_method, self._on_property, None)
         self._peers.append(connection)
         journal("Process connected to transaction progress")
+        self._connected()
         return True
 
     def _on_peer_closed(self, connection: Any, _vanished: bool, _error: Any) -> None:
