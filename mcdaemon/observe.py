@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from mcdaemon import settings
@@ -123,7 +122,8 @@ class Observer:
             ) from error
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
-        facts = dataclasses.replace(facts, notes=payload.notes(current, self._context.root))
+        notes = (*payload.notes(current, self._context.root), *health.told(self._context.runtime))
+        facts = dataclasses.replace(facts, notes=notes)
         found = [*drift(self._context, current), *self._other_image(facts)]
         return _with(facts, drift="; ".join(found))
 
@@ -250,6 +250,8 @@ class Observer:
         return _with(facts, booted=Booted.TARGET, health=verdict, update=progress)
 
     def _health(self, update: Update) -> tuple[Health, str]:
+        if self._look_only:
+            return Health.PENDING, "`mcdaemon status` says what it waits for"
         context = self._context
         try:
             load = context.payloads.load(update.id)
@@ -257,17 +259,27 @@ class Observer:
             return Health.BAD, str(error)
         if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
-        gate = context.settings.health
-        deadline = first_seen(context.runtime) + gate.timeout_seconds
-        report = verify.validate(context.root, load.expected(agents=False))
-        trouble = "" if report.ok else report.text()
+        expected, checks, settings = load.expected(agents=False), context.checks(), context.settings.health
+
+        def look() -> health.Look:
+            trouble = self._differs(expected)
+            return health.Look(trouble) if trouble else checks.look()
+
+        gate = health.Gate(
+            context.runtime / health.RECORD, settings.timeout_seconds, settings.settle_seconds if checks.any else 0.0
+        )
+        return gate.verdict(update.id, look)
+
+    def _differs(self, expected: Mapping[str, Expected]) -> str:
+        """What of the booted root is not what its payload says, "" for nothing."""
+        report = verify.validate(self._context.root, expected)
+        if not report.ok:
+            return report.text()
         config = self.carried()
-        running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
-        if not trouble and (config is None or not kernelargs.satisfied(running, config.kernel_arguments)):
-            trouble = "the running kernel arguments are not those of the config"
-        if trouble:
-            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), trouble
-        return health.check(context.systemd, gate.units, context.settings.scripts, deadline)
+        running = kernelargs.split(boot.command_line(self._context.machine.top / "proc"))
+        if config is None or not kernelargs.satisfied(running, config.kernel_arguments):
+            return "the running kernel arguments are not those of the config"
+        return ""
 
     def _progress(self, facts: Facts) -> Optional[Progress]:
         if facts.update is None:
@@ -303,18 +315,6 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     if not kernelargs.satisfied(running, config.kernel_arguments):
         found.append("kernel arguments: the running ones are not those of the config")
     return tuple(found)
-
-
-def first_seen(runtime: Path) -> float:
-    """When (monotonic seconds) the agent first ran in this boot; the health gate's time limit counts from there, not
-    from a restart of the agent."""
-    path = runtime / "first-seen"
-    try:
-        return float(path.read_text())
-    except (FileNotFoundError, ValueError):
-        now = time.monotonic()
-        files.write_atomic(path, f"{now}".encode())
-        return now
 
 
 def _with(facts: Facts, **changes: Any) -> Facts:

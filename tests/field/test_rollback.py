@@ -28,8 +28,8 @@ def config(text: str, *units: Unit) -> str:
 
 
 HOLD = "hold: {retry_min_seconds: 1, retry_max_seconds: 5}\n"
-SHORT = HOLD + "health: {timeout_seconds: 1}\n"
-PATIENT = HOLD + "health: {timeout_seconds: 60}\n"
+SHORT = HOLD + "health: {timeout_seconds: 1, settle_seconds: 0}\n"
+PATIENT = HOLD + "health: {timeout_seconds: 60, settle_seconds: 0}\n"
 CHECK = "/etc/mcdaemon/health.d/10-check.sh"
 FAILING = Unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n"
                "[Install]\nWantedBy=multi-user.target\n", True)  # fmt: skip
