@@ -253,12 +253,15 @@ def _retry(arguments: argparse.Namespace) -> int:
     record, alien = journal.load(context.journal)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
-    if record.failed is None:
-        print("no target is remembered as failed")
+    what = str(record.failed or "")
+    if not what and record.confirmed is not None and record.confirmed.deployment != context.machine.booted()[1]:
+        what = f"{record.confirmed.name}: an older deployment is booted"
+    if not what:
+        print("no target is remembered as failed, and no older deployment was chosen to boot")
         return OK
     context.retry.touch()
     when = "now" if wake(RUNTIME) else "with the next `mcdaemon run`"
-    print(f"will be tried again {when}: {record.failed}")
+    print(f"will be tried again {when}: {what}")
     return OK
 
 

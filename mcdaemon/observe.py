@@ -90,6 +90,10 @@ class Observer:
         )
         if update is None and current is not None and wish in (None, current.identity):
             return self._resting(facts, current)
+        stood_back = self._stood_back(facts)
+        if stood_back:  # nothing is going to be done, so no image is asked for
+            found = drift(self._context, current) if current is not None else ()
+            return _with(dataclasses.replace(facts, notes=found), stood_back=stood_back)
         if refusal and update is None:
             return _with(facts, refusal=refusal)
         return self._moving(facts, refusal) if update or desired else facts
@@ -134,6 +138,26 @@ class Observer:
         if not facts.journal.digest or not digest.startswith("sha256:") or digest == facts.journal.digest:
             return []
         return [f"the OS image is {origin}, and not the one of the last update, {facts.journal.digest}"]
+
+    def _stood_back(self, facts: Facts) -> str:
+        """Somebody chose to boot an older deployment after the desired config was confirmed: that is their decision.
+
+        Only while the confirmed one could still be booted: on a node that was installed anew it cannot.
+        """
+        confirmed, context = facts.journal.confirmed, self._context
+        if facts.update is not None or confirmed is None or confirmed.desired != facts.observation.desired:
+            return ""
+        if facts.booted == confirmed.deployment:
+            return ""
+        known = boot.entries(context.machine.boot, context.machine.sysroot)
+        if all(entry.deployment != confirmed.deployment for entry in known):
+            return ""
+        carried = facts.current.name if facts.current else "no config"
+        return (
+            f"an older deployment is booted, {facts.booted} with {carried}; "
+            f"{confirmed.name} was confirmed on {confirmed.deployment}, which is still there. It is left so until that "
+            "one is booted, another config is desired, or `mcdaemon retry`"
+        )
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""

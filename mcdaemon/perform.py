@@ -92,9 +92,16 @@ class Performer:
         return alien
 
     def retry_if_asked(self) -> None:
-        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal."""
+        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
+
+        And what was confirmed, where an older deployment was booted since: that is what keeps the agent from acting.
+        """
         if self._context.retry.exists():
-            self._store(dataclasses.replace(self._record(), failed=None))
+            record = self._record()
+            confirmed = record.confirmed
+            if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
+                confirmed = None
+            self._store(dataclasses.replace(record, failed=None, confirmed=confirmed))
             self._context.retry.unlink()
 
     def perform(self, decision: Decision, facts: Facts) -> None:

@@ -108,6 +108,7 @@ class Snapshot:
     updates: Mapping[Result, int] = field(default_factory=dict)
     ended: Mapping[Result, int] = field(default_factory=dict)
     health: Optional[Health] = None
+    stood_back: bool = False
     failed: Optional[Failed] = None
     reboots: int = 0
     reboots_failed: int = 0
@@ -199,6 +200,8 @@ TABLE: tuple[Entry, ...] = (
           lambda s, now: _failed(s.failed)),
     Entry("mcdaemon_last_update_timestamp_seconds", "gauge", ("result",), "When an update last ended in this way.",
           lambda s, now: [((result.value,), float(at)) for result, at in s.ended.items()]),
+    Entry("mcdaemon_stood_back", "gauge", (), "1 while an older deployment than the confirmed one was chosen to boot.",
+          lambda s, now: _one(float(s.stood_back))),
     Entry("mcdaemon_out_of_service_seconds", "gauge", (), "How long the update has kept work away; 0: it does not.",
           lambda s, now: _age(s.out_of_service_since, now)),
     Entry("mcdaemon_last_error_timestamp_seconds", "gauge", ("code",), "When the last error happened, by its code.",

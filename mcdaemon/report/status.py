@@ -20,6 +20,7 @@ class Status:
     :ivar overridden_by: the config whose OS image hides `release_image`, "" when none does (incident 3).
     :ivar health: verdict on a target that is booted and not confirmed yet, "" when there is none.
     :ivar failed: the target that is not tried again by itself, and why; also while another config is worked on.
+    :ivar stood_back: somebody chose to boot an older deployment than the confirmed one.
     :ivar confirmed: the config of the last update that was kept.
     :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
     """
@@ -44,6 +45,7 @@ class Status:
     failed_digest: str = ""
     failed_at: int = 0
     health: str = ""
+    stood_back: bool = False
     confirmed: str = ""
     confirmed_at: int = 0
     warnings: tuple[str, ...] = field(default=())
