@@ -229,13 +229,11 @@ def _get(url: str, headers: Optional[Mapping[str, str]] = None, access: Optional
                 if access.certificate:
                     pair = (access.certificate, access.key or access.certificate)
                     session.cert = tuple(stack.enter_context(_as_file(each)) for each in pair)
-            answer = stack.enter_context(
-                session.get(
-                    url, headers=headers, timeout=(CONNECT_TIMEOUT, READ_TIMEOUT), allow_redirects=False, stream=True
-                )
-            )
+            session.headers.update({"Accept-Encoding": "identity", "User-Agent": "mcdaemon", **(headers or {})})
+            limits = (CONNECT_TIMEOUT, READ_TIMEOUT)
+            answer = stack.enter_context(session.get(url, timeout=limits, allow_redirects=False, stream=True))
             body = b""
-            for piece in answer.iter_content(65536):
+            for piece in _pieces(answer):
                 body += piece
                 if len(body) > _MOST_BYTES or time.monotonic() > deadline:
                     raise Unreachable(f"{host} does not come to an end with its answer")
@@ -244,6 +242,14 @@ def _get(url: str, headers: Optional[Mapping[str, str]] = None, access: Optional
         raise Unreachable(f"{host} does not answer in time") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
         raise Unreachable(f"cannot reach {host}: {_cause(error)}") from error
+
+
+def _pieces(answer: requests.Response) -> Iterator[bytes]:
+    """The body as it arrives, so that the deadline is looked at even while a server drips."""
+    read1 = getattr(answer.raw, "read1", None)
+    if read1 is None:  # urllib3 before 2.3 waits until a piece is full
+        return iter(answer.iter_content(16))
+    return iter(lambda: bytes(read1(65536)), b"")
 
 
 @contextlib.contextmanager

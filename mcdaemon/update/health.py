@@ -67,21 +67,21 @@ class Gate:
     path: Path
     timeout: float
     settle: float
+    clock: Callable[[], float] = time.monotonic
 
     def verdict(self, update: str, look: Callable[[], Look]) -> tuple[Health, str]:
         """(verdict, what is not healthy yet), and the record is brought up to date."""
-        now = time.monotonic()
-        record = self._load(update, now)
+        record = self._load(update)
         if record.good:
             return Health.GOOD, ""
         found = look()
-        now = time.monotonic()
+        now = self.clock()
         flapping = "" if record.good_since is None else _restarted(record.starts, found.starts)
         trouble = found.trouble or flapping
         since = now if flapping or record.good_since is None else record.good_since
         good = not trouble and now - since >= self.settle
         changed = Record(update, record.first, None if found.trouble else since, found.starts, good, found.wanted)
-        files.write_atomic(self.path, json.dumps(dataclasses.asdict(changed)).encode())
+        self._store(changed)
         if good:
             return Health.GOOD, ""
         if not trouble:
@@ -89,11 +89,15 @@ class Gate:
         late = now >= record.first + self.timeout and not found.excused
         return (Health.BAD if late else Health.PENDING), trouble
 
-    def _load(self, update: str, now: float) -> Record:
-        record = _read(self.path)
+    def _load(self, update: str) -> Record:
+        record, now = _read(self.path), self.clock()
         if record is None or record.update != update or not 0 <= record.first <= now:
-            return Record(update, now)
+            record = Record(update, now)
+            self._store(record)  # before the first look: the time runs also when that ends the agent
         return record
+
+    def _store(self, record: Record) -> None:
+        files.write_atomic(self.path, json.dumps(dataclasses.asdict(record)).encode())
 
 
 def told(runtime: Path) -> tuple[str, ...]:
