@@ -78,10 +78,17 @@ class Update:
             proved=bool(pending) and self.proved == pending,
             applied=self.applied,
             rebooting=self.armed == boot_id,
-            came_back=bool(self.armed) and self.armed != boot_id,
+            came_back=self._came_back(boot_id, pending),
             rolled_back=self.rolled_back,
             failure=self.failure,
         )
+
+    def _came_back(self, boot_id: str, pending: str) -> bool:
+        """Seen from the old root: this boot should have entered the target. The reboot was asked for, or what is the
+        default was passed over, by a person in front of the boot menu or by a boot loader that counts its attempts.
+        """
+        passed_over = bool(pending) and pending == self.staged and self.finalizing not in ("", boot_id)
+        return self.armed not in ("", boot_id) or passed_over
 
 
 @dataclass(frozen=True)

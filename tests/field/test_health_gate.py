@@ -76,7 +76,7 @@ def test_every_unit_that_is_not_well_is_named_with_what_it_is(aged: Aged) -> Non
 def test_a_unit_that_is_active_at_every_look_but_never_stays_so_takes_the_target_back(aged: Aged) -> None:
     """It lives for half a second and comes back a moment later: a look at its state alone finds it well."""
     node = aged(OLD, settings=health(timeout_seconds=4, settle_seconds=2, units="[flap.service]"))
-    arrive(node, new(Unit("flap.service", f"{RESTARTED}RestartSec=0.01\nExecStart=/usr/bin/sleep 0.5\n{WANTED_BY}", True)))
+    arrive(node, new(Unit("flap.service", f"{RESTARTED}RestartSec=0.01\nExecStart=sleep 0.5\n{WANTED_BY}", True)))
     look_until_the_way_back(node)
     tick(node)
     is_old(node)
