@@ -62,8 +62,8 @@ class Agent:
         """One round; None when the node could not even be observed. Never raises a Failure: it is reported."""
         if self._held is not None and time.monotonic() >= self._next:
             self._held = None
-        self._performer.retry_if_asked()
         try:
+            self._performer.retry_if_asked()
             facts = self._observer.observe(self._held)
         except Failure as error:
             self._put_off("observe", error)
@@ -75,7 +75,7 @@ class Agent:
             self._say(str(error), logging.ERROR)
             return None
         decision = decide(facts.observation)
-        self._arriving = facts.observation.booted is Booted.TARGET
+        self._arriving = facts.observation.booted is Booted.TARGET and decision.step is Step.HOLD
         self._reporter.decided(facts, decision, self._next_look(facts))
         self._say(f"{decision.step.value}: {decision.why}", _level(decision))
         self._perform(decision, facts)
@@ -106,7 +106,7 @@ class Agent:
 
     def _next_look(self, facts: Facts) -> float:
         """When (monotonic seconds) the next round is due by itself."""
-        due = [time.monotonic() + self._context.settings.loop.interval_seconds]
+        due = [time.monotonic() + (_HEALTH_SECONDS if self._arriving else self._context.settings.loop.interval_seconds)]
         if self._held is not None:
             due.append(self._next)
         looking = self._context.images.next_look()

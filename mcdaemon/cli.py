@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     resolve.set_defaults(run=_resolve)
     validate = commands.add_parser("validate", help="compare the running root with the config that it carries")
     validate.set_defaults(run=_validate)
-    retry = commands.add_parser("retry", help="try a target again that was taken back")
+    retry = commands.add_parser("retry", help="try a target again that was taken back or left")
     retry.set_defaults(run=_retry)
     commands.add_parser(
         "early", help="(for mcdaemon-early.service) complete or put back files before boot goes on"
@@ -196,7 +196,7 @@ def _status(arguments: argparse.Namespace) -> int:
         if record.update is not None:
             print(f"  in flight        {record.update.name}", file=sys.stderr)
         if record.failed is not None:
-            print(f"  failed target    {record.failed.reason}", file=sys.stderr)
+            print(f"  failed target    {record.failed}", file=sys.stderr)
         return FAILED
     print(json.dumps(dataclasses.asdict(found), indent=1) if arguments.json else "\n".join(found.lines()))
     return OK
@@ -253,12 +253,15 @@ def _retry(arguments: argparse.Namespace) -> int:
     record, alien = journal.load(context.journal, set_aside=False)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
-    if record.failed is None:
-        print("no target is remembered as failed")
+    what = str(record.failed or "")
+    if not what and record.confirmed is not None and record.confirmed.deployment != context.machine.booted()[1]:
+        what = f"{record.confirmed.name}: an older deployment is booted"
+    if not what:
+        print("no target is remembered as failed, and no older deployment was chosen to boot")
         return OK
     context.retry.touch()
     when = "now" if wake(RUNTIME) else "with the next `mcdaemon run`"
-    print(f"will be tried again {when}: {record.failed.reason}")
+    print(f"will be tried again {when}: {what}")
     return OK
 
 

@@ -85,6 +85,7 @@ class Observation:
     os_changes: bool = False  # ... and image or packages differ
     refusal: str = ""  # why desired cannot be reached from current
     failed_before: str = ""  # why desired was taken back the last time
+    stood_back: str = ""  # desired was confirmed, and then somebody chose to boot an older deployment
     hold: str = ""  # what stands in the way right now
     drift: str = ""  # what differs from current on the booted root
     health: Health = Health.PENDING
@@ -113,6 +114,8 @@ def decide(o: Observation) -> Decision:
             return _rest(o, "current and validated")
         if o.refusal:
             return Decision(Step.REJECT, o.refusal)
+        if o.stood_back:
+            return Decision(Step.REST, o.stood_back, degraded=True)
         if o.failed_before:
             return Decision(Step.HOLD, f"this config was tried and taken back: {o.failed_before}")
         if o.hold:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from mcdaemon import settings
@@ -91,6 +90,10 @@ class Observer:
         )
         if update is None and current is not None and wish in (None, current.identity):
             return self._resting(facts, current)
+        stood_back = self._stood_back(facts)
+        if stood_back:  # nothing is going to be done, so no image is asked for
+            found = drift(self._context, current) if current is not None else ()
+            return _with(dataclasses.replace(facts, notes=found), stood_back=stood_back)
         if refusal and update is None:
             return _with(facts, refusal=refusal)
         return self._moving(facts, refusal) if update or desired else facts
@@ -123,7 +126,8 @@ class Observer:
             ) from error
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
-        facts = dataclasses.replace(facts, notes=payload.notes(current, self._context.root))
+        notes = (*payload.notes(current, self._context.root), *health.told(self._context.runtime))
+        facts = dataclasses.replace(facts, notes=notes)
         found = [*drift(self._context, current), *self._other_image(facts)]
         return _with(facts, drift="; ".join(found))
 
@@ -134,6 +138,26 @@ class Observer:
         if not facts.journal.digest or not digest.startswith("sha256:") or digest == facts.journal.digest:
             return []
         return [f"the OS image is {origin}, and not the one of the last update, {facts.journal.digest}"]
+
+    def _stood_back(self, facts: Facts) -> str:
+        """Somebody chose to boot an older deployment after the desired config was confirmed: that is their decision.
+
+        Only while the confirmed one could still be booted: on a node that was installed anew it cannot.
+        """
+        confirmed, context = facts.journal.confirmed, self._context
+        if facts.update is not None or confirmed is None or confirmed.desired != facts.observation.desired:
+            return ""
+        if facts.booted == confirmed.deployment:
+            return ""
+        known = boot.entries(context.machine.boot, context.machine.sysroot)
+        if all(entry.deployment != confirmed.deployment for entry in known):
+            return ""
+        carried = facts.current.name if facts.current else "no config"
+        return (
+            f"an older deployment is booted, {facts.booted} with {carried}; "
+            f"{confirmed.name} was confirmed on {confirmed.deployment}, which is still there. It is left so until that "
+            "one is booted, another config is desired, or `mcdaemon retry`"
+        )
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
@@ -252,6 +276,8 @@ class Observer:
         return _with(facts, booted=Booted.TARGET, health=verdict, update=progress)
 
     def _health(self, update: Update) -> tuple[Health, str]:
+        if self._look_only:
+            return Health.PENDING, "`mcdaemon status` says what it waits for"
         context = self._context
         try:
             load = context.payloads.load(update.id)
@@ -259,17 +285,27 @@ class Observer:
             return Health.BAD, str(error)
         if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
-        gate = context.settings.health
-        deadline = first_seen(context.runtime) + gate.timeout_seconds
-        report = verify.validate(context.root, load.expected(agents=False))
-        trouble = "" if report.ok else report.text()
+        expected, checks, settings = load.expected(agents=False), context.checks(), context.settings.health
+
+        def look() -> health.Look:
+            trouble = self._differs(expected)
+            return health.Look(trouble) if trouble else checks.look()
+
+        gate = health.Gate(
+            context.runtime / health.RECORD, settings.timeout_seconds, settings.settle_seconds if checks.any else 0.0
+        )
+        return gate.verdict(update.id, look)
+
+    def _differs(self, expected: Mapping[str, Expected]) -> str:
+        """What of the booted root is not what its payload says, "" for nothing."""
+        report = verify.validate(self._context.root, expected)
+        if not report.ok:
+            return report.text()
         config = self.carried()
-        running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
-        if not trouble and (config is None or not kernelargs.satisfied(running, config.kernel_arguments)):
-            trouble = "the running kernel arguments are not those of the config"
-        if trouble:
-            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), trouble
-        return health.check(context.systemd, gate.units, context.settings.scripts, deadline)
+        running = kernelargs.split(boot.command_line(self._context.machine.top / "proc"))
+        if config is None or not kernelargs.satisfied(running, config.kernel_arguments):
+            return "the running kernel arguments are not those of the config"
+        return ""
 
     def _progress(self, facts: Facts) -> Optional[Progress]:
         if facts.update is None:
@@ -305,18 +341,6 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     if not kernelargs.satisfied(running, config.kernel_arguments):
         found.append("kernel arguments: the running ones are not those of the config")
     return tuple(found)
-
-
-def first_seen(runtime: Path) -> float:
-    """When (monotonic seconds) the agent first ran in this boot; the health gate's time limit counts from there, not
-    from a restart of the agent."""
-    path = runtime / "first-seen"
-    try:
-        return float(path.read_text())
-    except (FileNotFoundError, ValueError):
-        now = time.monotonic()
-        files.write_atomic(path, f"{now}".encode())
-        return now
 
 
 def _with(facts: Facts, **changes: Any) -> Facts:

@@ -15,7 +15,7 @@ from typing import Any, Callable, NoReturn, Optional
 from mcdaemon.context import Context
 from mcdaemon.decide import Decision, Staged, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import authfile, files, packages, process
+from mcdaemon.host import authfile, files, greenboot, packages, process
 from mcdaemon.host.deployments import libostree_version
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
@@ -24,8 +24,8 @@ from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.plan import Plan
-from mcdaemon.update import commit, journal, live, lost, merge, payload, rollback, stage, verify
-from mcdaemon.update.journal import FailedTarget, Journal, Update
+from mcdaemon.update import commit, health, journal, live, lost, merge, payload, rollback, stage, verify
+from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
 
@@ -103,9 +103,16 @@ class Performer:
         return alien
 
     def retry_if_asked(self) -> None:
-        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal."""
+        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
+
+        And what was confirmed, where an older deployment was booted since: that is what keeps the agent from acting.
+        """
         if self._context.retry.exists():
-            self._store(dataclasses.replace(self._record(), failed=None))
+            record = self._record()
+            confirmed = record.confirmed
+            if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
+                confirmed = None
+            self._store(dataclasses.replace(record, failed=None, confirmed=confirmed))
             self._context.retry.unlink()
 
     def perform(self, decision: Decision, facts: Facts) -> None:
@@ -425,21 +432,21 @@ class Performer:
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
         digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._record().digest
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
-        self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest))
+        confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
+        self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest, confirmed=confirmed))
         self._forget(update)
+        if not update.live:
+            for said in health.told(self._context.runtime):
+                log.warning("wanted, but not required: %s", said)
+            self._run_scripts(greenboot.GREEN)
 
     def _roll_back(self, facts: Facts, decision: Decision) -> None:
         update, context = _update(facts), self._context
         if not update.rolled_back:
-            reason = f"{update.name}: {decision.why}"
-            record = self._record()
-            self._store(
-                dataclasses.replace(
-                    record,
-                    update=dataclasses.replace(update, rolled_back=True, failure=reason),
-                    failed=FailedTarget(update.desired, update.digest, reason),
-                )
-            )
+            changed = dataclasses.replace(update, rolled_back=True, failure=f"{update.name}: {decision.why}")
+            failed = FailedTarget.of(update, decision.why)
+            self._store(dataclasses.replace(self._record(), update=changed, failed=failed))
+            self._run_scripts(greenboot.RED)
         rollback.to_source(context.machine, context.rpmostree, update.source)
         commit.take_back(update.id, context.undo, context.root)
         self._ask_for_reboot()
@@ -457,7 +464,10 @@ class Performer:
             commit.take_back(update.id, context.undo, context.root)
         self._back_to_work(update)
         record = self._record()
-        failed = FailedTarget(update.desired, update.digest, decision.why) if decision.remember else record.failed
+        failed = record.failed
+        # What was taken back by the health gate is remembered since then, with its reason.
+        if decision.remember and not (update.rolled_back and failed is not None and failed.desired == update.desired):
+            failed = FailedTarget.of(update, decision.why)
         self._store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
 
@@ -494,6 +504,11 @@ class Performer:
             settings = self._context.settings.drain
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
             self._note(drained=False, draining=False)
+
+    def _run_scripts(self, kind: str) -> None:
+        """What the administrator has for a verdict; whatever becomes of it, the node goes its way."""
+        for said in self._context.scripts.verdict(kind):
+            log.warning("%s", said)
 
     def _release(self, update: Update) -> None:
         """Only where a hold was taken: a node without podman has none and needs none."""

@@ -90,7 +90,7 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         action, why = Early.GIVE_UP, f"{why}, and the payload {update.id} is gone"
     if action is Early.GIVE_UP:
         # The way back needs rpm-ostree, which is not up yet: the loop takes it first thing.
-        failed = FailedTarget(update.desired, update.digest, why)
+        failed = FailedTarget.of(update, why)
         changed = dataclasses.replace(update, rolled_back=True, failure=why)
         journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
     if action is Early.PUT_BACK:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,19 +87,55 @@ class Update:
             proved=bool(pending) and self.proved == pending,
             applied=self.applied,
             rebooting=self.armed == boot_id,
-            came_back=bool(self.armed) and self.armed != boot_id,
+            came_back=self._came_back(boot_id, pending),
             rolled_back=self.rolled_back,
             failure=self.failure,
         )
 
+    def _came_back(self, boot_id: str, pending: str) -> bool:
+        """Seen from the old root: this boot should have entered the target. The reboot was asked for, or what is the
+        default was passed over, by a person in front of the boot menu or by a boot loader that counts its attempts.
+        """
+        passed_over = bool(pending) and pending == self.staged and self.finalizing not in ("", boot_id)
+        return self.armed not in ("", boot_id) or passed_over
+
 
 @dataclass(frozen=True)
 class FailedTarget:
-    """A target that was taken back; it is not tried again until another config is desired or `retry` is called."""
+    """A target that was taken back; it is not tried again until another config is desired or `retry` is called.
+
+    :ivar desired: identity of the config; `name` is for people.
+    :ivar digest: of the OS image that it came with, "" when that did not change: a tag may name another one meanwhile.
+    :ivar at: when it was given up, seconds since the epoch; 0 where an older agent did not say.
+    """
 
     desired: str
     digest: str
     reason: str
+    name: str = ""
+    at: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}" if self.name else self.reason
+
+    @classmethod
+    def of(cls, update: Update, reason: str) -> FailedTarget:
+        """`update` is given up now."""
+        return cls(update.desired, update.digest, reason, update.name, int(time.time()))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the last update that was kept has put in place.
+
+    :ivar desired: identity of the config; `name` is for people. `deployment`: what was booted then.
+    :ivar at: when it was confirmed, seconds since the epoch.
+    """
+
+    desired: str
+    name: str
+    deployment: str
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +148,7 @@ class Journal:
     update: Optional[Update] = None
     failed: Optional[FailedTarget] = None
     digest: str = ""
+    confirmed: Optional[Confirmed] = None
 
 
 def _build(kind: type, data: Any, where: str) -> Any:
@@ -142,12 +180,15 @@ def decode(content: bytes) -> Journal:
     inner = outer["journal"]
     if hashlib.sha256(_canonical(inner)).hexdigest() != outer["sha256"]:
         raise ValueError("/sha256: the content was changed or torn")
-    if not isinstance(inner, dict) or set(inner) != {"update", "failed", "digest"} or type(inner["digest"]) is not str:
-        raise ValueError("/journal: expected update, failed and digest")
+    required = {"update", "failed", "digest"}
+    if not isinstance(inner, dict) or set(inner) - {"confirmed"} != required or type(inner["digest"]) is not str:
+        raise ValueError("/journal: expected update, failed, digest and confirmed")
+    confirmed = inner.get("confirmed")  # a journal from before there was one is ours, too
     return Journal(
         update=None if inner["update"] is None else _build(Update, inner["update"], "/journal/update"),
         failed=None if inner["failed"] is None else _build(FailedTarget, inner["failed"], "/journal/failed"),
         digest=inner["digest"],
+        confirmed=None if confirmed is None else _build(Confirmed, confirmed, "/journal/confirmed"),
     )
 
 

@@ -8,11 +8,13 @@ from tests.field.conftest import Aged
 from tests.field.evidence import (
     Agent,
     boot_by_hand,
+    fingerprint,
     journal,
     no_leftovers,
     rests_on,
     status,
     tick,
+    transactions,
     validated,
 )
 from tests.stand.configs import Unit, machine_config
@@ -28,8 +30,8 @@ def config(text: str, *units: Unit) -> str:
 
 
 HOLD = "hold: {retry_min_seconds: 1, retry_max_seconds: 5}\n"
-SHORT = HOLD + "health: {timeout_seconds: 1}\n"
-PATIENT = HOLD + "health: {timeout_seconds: 60}\n"
+SHORT = HOLD + "health: {timeout_seconds: 1, settle_seconds: 0}\n"
+PATIENT = HOLD + "health: {timeout_seconds: 60, settle_seconds: 0}\n"
 CHECK = "/etc/mcdaemon/health.d/10-check.sh"
 FAILING = Unit("probe.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n"
                "[Install]\nWantedBy=multi-user.target\n", True)  # fmt: skip
@@ -142,6 +144,77 @@ def test_a_power_cut_in_the_way_back_ends_in_the_old_config(aged: Aged) -> None:
         tick(node)
     is_back(node, old)
     assert "50-new" in status(node)["failed"]
+
+
+@pytest.fixture
+def chosen(aged: Aged) -> tuple[Node, str, str]:
+    """A node that confirmed NEW, and on which somebody booted the old entry then; the names of both deployments."""
+    node = aged(OLD, settings=SHORT)
+    old = node.machine.booted().name
+    node.desire(first=NEW)
+    tick(node)
+    tick(node)
+    rests_on(node, "50-new")
+    new = node.machine.booted().name
+    node.machine.power_cut()
+    assert boot_by_hand(node, old) == 1
+    return node, old, new
+
+
+def test_an_old_entry_chosen_by_hand_after_the_target_was_confirmed_is_only_told(
+    chosen: tuple[Node, str, str],
+) -> None:
+    """The operator has decided. Nothing is staged, put back or rebooted."""
+    node, old, new = chosen
+    before = fingerprint(node)
+    for _round in range(2):
+        assert tick(node) == 1
+    assert fingerprint(node) == before and node.machine.booted().name == old
+    assert transactions(node) == [] and journal(node)["update"] is None and journal(node)["failed"] is None
+    found = status(node)
+    assert (found["state"], found["step"]) == ("Degraded", "rest")
+    assert (found["current"], found["desired"]) == ("50-old", "50-new")
+    assert found["stood_back"] and "older deployment" in found["why"] and old in found["why"] and new in found["why"]
+    assert any("/usr/local/bin/tool" in text for text in found["warnings"]), "what is shared is of the newer config"
+    assert "older deployment is booted" in node.mcdaemon("status").stdout
+
+
+def test_the_confirmed_deployment_booted_again_is_at_rest_as_before(chosen: tuple[Node, str, str]) -> None:
+    node, _old, new = chosen
+    tick(node)
+    node.machine.power_cut()
+    node.machine.boot()
+    assert node.machine.booted().name == new and tick(node) == 0
+    rests_on(node, "50-new")
+    assert not status(node)["stood_back"]
+
+
+def test_retry_brings_a_node_forward_again_on_which_an_old_entry_was_chosen(chosen: tuple[Node, str, str]) -> None:
+    node, _old, _new = chosen
+    assert tick(node) == 1
+    assert "50-new" in node.mcdaemon("retry").stdout
+    node.update()
+    rests_on(node, "50-new")
+    assert not status(node)["stood_back"]
+
+
+def test_another_desired_config_brings_a_node_forward_on_which_an_old_entry_was_chosen(
+    chosen: tuple[Node, str, str],
+) -> None:
+    node, _old, _new = chosen
+    assert tick(node) == 1
+    node.desire(first=NEWEST)
+    node.update()
+    rests_on(node, "50-newest")
+
+
+def test_an_old_root_whose_newer_deployment_is_gone_was_not_chosen(chosen: tuple[Node, str, str]) -> None:
+    """A node that was restored or installed anew with its /var kept has nothing to go back to: it is updated."""
+    node, _old, new = chosen
+    node.machine.run(["ostree", "admin", "undeploy", "0"])
+    assert new not in [deployment.name for deployment in node.machine.deployments()]
+    node.update()
+    rests_on(node, "50-new")
 
 
 def test_the_old_entry_chosen_by_hand_before_the_target_was_confirmed_is_kept(aged: Aged) -> None:

@@ -23,6 +23,7 @@ def without_update() -> Iterator[Observation]:
         "desired": (None, "new", "old"), "current": (None, "old"), "staged": Staged, "pending": YES_NO,
         "reboot": YES_NO, "drain": YES_NO, "os_changes": YES_NO, "refusal": ("", "refused"),
         "failed_before": ("", "failed"), "hold": ("", "held"), "drift": ("", "drift"),
+        "stood_back": ("", "older"),
     }  # fmt: skip
     for values in itertools.product(*fields.values()):
         yield Observation(**dict(zip(fields, values)))
@@ -199,7 +200,7 @@ def test_nothing_happens_to_a_node_that_is_where_it_should_be() -> None:
 def test_no_update_begins_that_was_refused_failed_before_or_has_to_wait() -> None:
     for o, d in everything():
         if o.update is None and d.step in EFFECTS:
-            assert not (o.refusal or o.failed_before or o.hold), o
+            assert not (o.refusal or o.failed_before or o.hold or o.stood_back), o
 
 
 def test_an_unchanged_os_is_never_staged_anew() -> None:
@@ -434,6 +435,19 @@ def test_a_reboot_that_ends_in_the_old_deployment_is_not_repeated() -> None:
     node.pending = True
     assert node.walk() == [Step.DISCARD, Step.HOLD]
     assert node.reboots == 1
+
+
+def test_an_older_deployment_that_was_chosen_after_the_target_was_confirmed_is_only_told() -> None:
+    o = Observation("new", "old", stood_back="an older deployment is booted")
+    d = decide(o)
+    assert (d.step, d.degraded, d.remember) == (Step.REST, True, False) and "older deployment" in d.why
+    assert decide(dataclasses.replace(o, hold="an image is missing")).step is Step.REST, "nothing is waited for"
+    assert decide(dataclasses.replace(o, refusal="/spec/fips")).step is Step.REJECT
+
+
+def test_an_older_deployment_with_an_update_in_flight_is_the_updates_matter() -> None:
+    o = Observation("new", "old", Progress("new", came_back=True), stood_back="an older deployment is booted")
+    assert decide(o).step is Step.DISCARD
 
 
 @pytest.mark.parametrize("state", [Staged.NONE, Staged.OTHER, Staged.OS_ONLY])

@@ -210,7 +210,9 @@ def test_a_target_that_does_not_stay_complete_is_given_up_and_remembered(node: N
     outcome = node.early()
     assert (outcome.action, outcome.reboot) == (Early.GIVE_UP, False)
     assert node.update.rolled_back and "still incomplete after 2 repairs" in node.update.failure
-    assert node.record().failed == FailedTarget("desired", "sha256:1", node.update.failure)
+    failed = node.record().failed
+    assert failed is not None and failed.at > 0
+    assert failed == FailedTarget("desired", "sha256:1", node.update.failure, "rendered", failed.at)
     assert node.read("/etc/both") == b"somebody's own"
 
 

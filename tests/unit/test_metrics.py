@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mcdaemon.decide import Step
 from mcdaemon.errors import Broken, HoldReason, Transient
 from mcdaemon.report.endpoint import Endpoint
-from mcdaemon.report.metrics import HISTOGRAMS, TABLE, Board, Distribution, Result, Snapshot, State
+from mcdaemon.report.metrics import HISTOGRAMS, TABLE, Board, Distribution, Failed, Result, Snapshot, State
 
 NOW = 1_700_000_000.0
 AT_REST = Snapshot(
@@ -87,7 +87,8 @@ def test_before_the_first_round_there_is_nothing_to_see() -> None:
 
 
 def test_every_line_of_the_table_is_exposed_under_its_own_name() -> None:
-    busy = dataclasses.replace(HELD, out_of_service_since=NOW)
+    failed = Failed("rendered-worker-0", "sha256:1", int(NOW))
+    busy = dataclasses.replace(HELD, out_of_service_since=NOW, failed=failed, ended={Result.DONE: int(NOW)})
     names = {name for name, _ in scrape(busy)}
     assert {entry.name for entry in TABLE} <= names
     assert {f"{name}_count" for name, _, _ in HISTOGRAMS} <= names
