@@ -250,7 +250,7 @@ def _retry(arguments: argparse.Namespace) -> int:
     _require_root()
     context = _context(arguments)
     make_places(context)
-    record, alien = journal.load(context.journal)
+    record, alien = journal.load(context.journal, set_aside=False)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
     if record.failed is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 from mcdaemon.context import Context
-from mcdaemon.decide import Decision, Staged, Step
+from mcdaemon.decide import Booted, Decision, Staged, Step
 from mcdaemon.errors import Broken, Held, HoldReason, Transient
 from mcdaemon.host import authfile, files, packages, process
 from mcdaemon.host.deployments import libostree_version
@@ -29,6 +29,9 @@ log = logging.getLogger("mcdaemon")
 TARGET_FAILED = "target-failed"
 """Code of the error that says: this target was written off."""
 
+
+_STAGED_ANEW = {"staged": "", "finalizing": "", "armed": ""}
+"""What the journal says of an earlier staging of this update, whose discarding was interrupted, does not hold any more."""
 
 _MOST_MISSES = 3
 """How often a staging that reports success may leave something else."""
@@ -107,9 +110,17 @@ class Performer:
         except Broken as error:
             if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
                 raise
+            if decision.step in _ABOUT_A_DEPLOYMENT and self._moved(facts):
+                raise Transient(f"somebody else's deployments took the place of ours: {error.sentence}") from error
             # The target cannot be reached: `decide` drops it next, and remembers.
             self._note(failure=str(error))
             raise Broken(error.sentence, error.hint, TARGET_FAILED) from error
+
+    def _moved(self, facts: Facts) -> bool:
+        """Whether somebody else has staged or cleaned up since the observation: a race lost is not the target's."""
+        staged = self._context.machine.staged()
+        seen = facts.staged.name if facts.staged is not None else ""
+        return (staged.name if staged is not None else "", self._context.machine.pending()) != (seen, facts.pending)
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -156,7 +167,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         self._clear_the_stage(facts)
         refspec = self._hold_image(facts, plan, update)
-        update = self._note(attempt=update.attempt + 1, staged="", origin=refspec)
+        update = self._note(attempt=update.attempt + 1, origin=refspec, **_STAGED_ANEW)
         delta = plan.packages
         with self._repository(facts, plan, update):
             try:
@@ -204,7 +215,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         if facts.observation.staged is not Staged.OS_ONLY:
             self._clear_the_stage(facts)
-        update = self._note(attempt=update.attempt + 1, staged="")
+        update = self._note(attempt=update.attempt + 1, **_STAGED_ANEW)
         existing = self._context.rpmostree.boot_options()
         line = stage.kernel_line(existing, plan, update.id)
         self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
@@ -254,7 +265,8 @@ class Performer:
         with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
         merge.predict(context.root, target, load, libostree_version())  # what was placed must not make the merge fail
         self._release(update)
-        self._note(staged=staged.name, committed="", proved="")
+        # Somebody else may have rebooted into their deployment since the update began: it is the way back now.
+        self._note(staged=staged.name, source=facts.booted, committed="", proved="")
         for note in payload.notes(facts.desired.config, target):
             log.info("%s", note)
         log.info(
@@ -269,6 +281,7 @@ class Performer:
         if not update.live:
             self._require_free_way()
         settings = self._context.settings.drain
+        self._note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
         self._note(drained=True)
 
@@ -282,6 +295,8 @@ class Performer:
 
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
         self._require_free_way()
+        if self._moved(facts):
+            raise Transient("cannot finalize: somebody else has staged or cleaned up meanwhile")
         self._note(finalizing=facts.boot_id)
         self._finalized_at = time.time()
         self._context.machine.unlock()
@@ -329,7 +344,8 @@ class Performer:
         try:
             self._ask_for_reboot()
         except (Held, Transient, Broken):
-            self._note(armed="")
+            # The early unit's own asking stays: services of this boot have read files that it replaced since.
+            self._note(armed=facts.boot_id if facts.observation.booted is Booted.TARGET else "")
             raise
         self._asked = time.monotonic()
 
@@ -343,6 +359,7 @@ class Performer:
     def _confirm(self, facts: Facts, _decision: Decision) -> None:
         update = _update(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
+        self._note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
         self._back_to_work(update)
         # What the origin is pinned to, which for a multi-platform image is the index and not the platform's manifest.
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
@@ -413,10 +430,11 @@ class Performer:
         return load
 
     def _back_to_work(self, update: Update) -> None:
-        if update.drained:
+        if update.draining or update.drained:
             settings = self._context.settings.drain
+            self._note(draining=True, drained=False)  # before: who is back must never be taken for drained
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
-            self._note(drained=False)
+            self._note(draining=False)
 
     def _release(self, update: Update) -> None:
         """Only where a hold was taken: a node without podman has none and needs none."""
@@ -424,11 +442,12 @@ class Performer:
             self._context.images.release(update.id)
 
     def _forget(self, update: Update) -> None:
-        self._release(update)
-        self._context.images.trust_storage()
-        self._context.images.forget()
+        """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
+        self._context.images.trust_storage()
+        self._context.images.forget()
+        self._release(update)
 
 
 _CAN_FAIL_THE_TARGET = frozenset(
@@ -442,6 +461,9 @@ _CAN_FAIL_THE_TARGET = frozenset(
         Step.VERIFY_ROOT,
     }
 )
+
+_ABOUT_A_DEPLOYMENT = frozenset({Step.VERIFY_STAGED, Step.COMMIT_FILES, Step.VERIFY_ROOT})
+"""... because of a deployment that somebody else can take away meanwhile."""
 
 
 def _plan(facts: Facts) -> Plan:

@@ -59,7 +59,7 @@ def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early
 
 def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) -> Outcome:
     """Look at the booted root and do what has to be done. Raises Failure when the disk cannot be read or written."""
-    record, alien = journal.load(path)
+    record, alien = journal.load(path, set_aside=False)  # the agent has to learn of it, and to undo what is in flight
     if alien or record.update is None:
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
@@ -87,9 +87,11 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         changed = dataclasses.replace(update, rolled_back=True, failure=why)
         journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
     if action is Early.PUT_BACK:
-        # The pending root is not what was proved any more: should it boot after all, its shared files come first.
-        if update.committed or update.proved:
-            changed = dataclasses.replace(update, committed="", proved="")
+        # The pending root is not what was proved any more: should it boot after all, its shared files come first. And
+        # one that was validated has been left: that counts as if its reboot had ended here.
+        if update.committed or update.proved or update.applied:
+            left = update.armed or (update.finalizing if update.applied else "")
+            changed = dataclasses.replace(update, committed="", proved="", applied=False, armed=left)
             journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, why)

@@ -31,12 +31,13 @@ class Update:
 
     :ivar id: random, new for each update; part of the payload's path, of holds and of the kernel argument marker.
     :ivar desired: identity of the target config; `name` is for people.
-    :ivar source: name of the deployment (checksum.serial) that was booted when the update began.
+    :ivar source: name of the deployment (checksum.serial) that was booted when the target was verified: the way back.
     :ivar digest: digest that the target's pullspec was settled to, "" when the base does not change; `image_digest` is
         the manifest for this platform below it (the same, but for an index); `origin` is what it is staged from.
     :ivar held: there may be a hold on the local copy; `no_storage`: staging from the local copy has failed, it does not
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
+    :ivar draining: workloads may be away, from before the drain begins until they were let back; `drained`: they are.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before.
@@ -56,6 +57,7 @@ class Update:
     no_storage: bool = False
     attempt: int = 0
     staged: str = ""
+    draining: bool = False
     drained: bool = False
     finalizing: str = ""
     committed: str = ""
@@ -72,6 +74,7 @@ class Update:
             desired=self.desired,
             live=self.live,
             verified=bool(staged) and self.staged == staged,
+            draining=self.draining or self.drained,
             drained=self.drained,
             committed=bool(pending) and self.committed == pending,
             proved=bool(pending) and self.proved == pending,

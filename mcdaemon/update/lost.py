@@ -29,7 +29,7 @@ def stand_in(payloads: Shelf, undo: Shelf, root: Root, booted: str, why: str) ->
         desired="",
         name="an update whose record was lost",
         source=booted,
-        drained=True,  # nobody knows; taking a node back to work that never left it does no harm
+        draining=True,  # nobody knows; taking a node back to work that never left it does no harm
         failure=why,
     )
 
