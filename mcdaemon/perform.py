@@ -87,7 +87,7 @@ class Performer:
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
         try:
-            for hold in context.images.release_unknown(known):
+            for hold in context.images.release_unknown(known if update is not None and update.held else set()):
                 log.warning("released the hold %s, which no update knows", hold)
         except Transient as error:
             # A node without podman has none; otherwise the next start looks again.

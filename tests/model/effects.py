@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional, TypeVar
 
 from mcdaemon.update.journal import Update
 from tests.model.facts import arrived
@@ -156,11 +156,13 @@ def _void_proof(kind: Kind, node: Node) -> Node:
 
 def _stand_in(kind: Kind, node: Node) -> Node:
     """As `lost.stand_in`."""
-    if node.payload and node.payload[1] == node.root.says and node.undo and node.undo.id == node.payload[0]:
-        node = node._replace(undo=None)
-    left = [identity for identity in (node.payload[0] if node.payload else "", node.undo.id if node.undo else "")
-            if identity and not (node.payload and node.payload == (identity, node.root.says))]  # fmt: skip
-    update = Update(left[0] if left else "lost", "", "", node.booted, draining=True, failure="lost")
+    load, undo = node.payload, node.undo
+    live = undo is not None and bool(undo.says)
+    left = sorted({load[0] if load else "", undo.id if undo else ""} - {""})
+    if load is not None and load[1] == node.root.says and not live:
+        left.remove(load[0])
+        node = node._replace(undo=None if undo and undo.id == load[0] else undo)
+    update = Update(left[0] if left else "lost", "", "", node.booted, live=live, draining=True, failure="lost")
     return node._replace(torn=False, update=update, failed="", blame=True)
 
 
@@ -258,6 +260,19 @@ def _put_rest_back(kind: Kind, node: Node) -> Node:
     return _write(node, undo.says or root.says, undo.files or root.files, undo.shared)
 
 
+_Thing = TypeVar("_Thing")
+
+
+def _known(node: Node, thing: Optional[_Thing], name: Callable[[_Thing], str]) -> Optional[_Thing]:
+    """What belongs to the update that the journal names; all else is swept."""
+    return thing if thing and node.update is not None and name(thing) == node.update.id else None
+
+
+def _sweep_hold(kind: Kind, node: Node) -> Node:
+    held = node.update is not None and node.update.held
+    return node._replace(kept=(_known(node, node.kept, str) or "") if held else "")
+
+
 def _boot_name(node: Node) -> str:
     return _task(node).pending
 
@@ -308,8 +323,8 @@ _EFFECTS: dict[Effect, Callable[[Kind, Node], Node]] = {
     Effect.NOTE_GIVEN_UP: _note_given_up,
     Effect.VOID_PROOF: _void_proof,
     Effect.STAND_IN: _stand_in,
-    Effect.SWEEP_PAYLOAD: lambda kind, node: node._replace(payload=None),
-    Effect.SWEEP_UNDO: lambda kind, node: node._replace(undo=None),
-    Effect.SWEEP_HOLD: lambda kind, node: node._replace(kept=""),
+    Effect.SWEEP_PAYLOAD: lambda kind, node: node._replace(payload=_known(node, node.payload, lambda load: load[0])),
+    Effect.SWEEP_UNDO: lambda kind, node: node._replace(undo=_known(node, node.undo, lambda undo: undo.id)),
+    Effect.SWEEP_HOLD: _sweep_hold,
     Effect.FORGET_FAILED: lambda kind, node: node._replace(failed=""),
 }

@@ -123,7 +123,8 @@ def start(node: Node) -> Node:
         effects.append(E.SWEEP_PAYLOAD)
     if node.undo is not None and (node.torn or node.undo.id != known):
         effects.append(E.SWEEP_UNDO)
-    if node.kept and (node.torn or node.kept != known):
+    held = node.update is not None and node.update.held
+    if node.kept and (node.torn or not held or node.kept != known):
         effects.append(E.SWEEP_HOLD)
     return _go(node._replace(agent=DOWN), "start", effects) if effects else node._replace(agent=UP)
 
@@ -211,7 +212,7 @@ def _give_up_for_now(node: Node) -> Node:
     assert task is not None
     effect = Effect(task.effects[0])
     if task.step == "start":
-        return _done(node, task)  # a hold that cannot be released now is found by the next start
+        return _done(node._replace(kept="left"), task)  # the next start finds it
     if effect is E.ASK and task.step == Step.REBOOT.value:
         return node._replace(task=task._replace(effects=(E.DISARM.value,)), held=True)
     if effect is E.DRAIN:

@@ -112,6 +112,9 @@ def _accidents(kind: Kind, node: Node) -> Iterator[Outcome]:
     if node.agent != DOWN or node.task is not None:
         killed = node._replace(agent=DOWN, task=None, held=False, asked=False)
         yield "the agent is killed", killed
+    elif not node.torn and node.booted == SOURCE and not node.pending and (node.staged is None or node.locked):
+        # Together with a reboot into what is finalized nothing tells any more what belongs to whom.
+        yield "the journal is damaged", node._replace(torn=True)
     yield from power_cut(node)
     if node.update is not None and len(node.entries) > 1:
         for words, cut in power_cut(node, hand=True):
