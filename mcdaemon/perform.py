@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 from mcdaemon.context import Context
-from mcdaemon.decide import Decision, Staged, Step
+from mcdaemon.decide import Booted, Decision, Staged, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host import authfile, files, greenboot, packages, process
 from mcdaemon.host.deployments import libostree_version
@@ -32,6 +32,9 @@ log = logging.getLogger("mcdaemon")
 TARGET_FAILED = "target-failed"
 """Code of the error that says: this target was written off."""
 
+
+_STAGED_ANEW = {"staged": "", "finalizing": "", "armed": ""}
+"""What the journal says of an earlier staging of this update does not hold any more."""
 
 _MOST_MISSES = 3
 """How often a staging that reports success may leave something else."""
@@ -95,7 +98,7 @@ class Performer:
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
         try:
-            for hold in context.images.release_unknown(known):
+            for hold in context.images.release_unknown(known if update is not None and update.held else set()):
                 log.warning("released the hold %s, which no update knows", hold)
         except Transient as error:
             # A node without podman has none; otherwise the next start looks again.
@@ -129,6 +132,8 @@ class Performer:
         except Broken as error:
             if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
                 raise
+            if decision.step in _ABOUT_A_DEPLOYMENT and self._moved(facts):
+                raise Transient(f"somebody else's deployments took the place of ours: {error.sentence}") from error
             self._write_off(error)
 
     def _write_off(self, error: Failure) -> NoReturn:
@@ -143,6 +148,12 @@ class Performer:
         if most is None or update is None or decision.step not in _CAN_FAIL_THE_TARGET:
             return False
         return self._note(troubles=update.troubles + 1).troubles >= most
+
+    def _moved(self, facts: Facts) -> bool:
+        """Whether somebody else has staged or cleaned up since the observation: a race lost is not the target's."""
+        staged = self._context.machine.staged()
+        seen = facts.staged.name if facts.staged is not None else ""
+        return (staged.name if staged is not None else "", self._context.machine.pending()) != (seen, facts.pending)
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -189,7 +200,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         self._clear_the_stage(facts)
         refspec = self._hold_image(facts, plan, update)
-        update = self._note(attempt=update.attempt + 1, staged="", finalizing="", origin=refspec)
+        update = self._note(attempt=update.attempt + 1, origin=refspec, **_STAGED_ANEW)
         delta = plan.packages
         with self._repository(facts, plan, update):
             try:
@@ -238,7 +249,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         if facts.observation.staged is not Staged.OS_ONLY:
             self._clear_the_stage(facts)
-        update = self._note(attempt=update.attempt + 1, staged="", finalizing="")
+        update = self._note(attempt=update.attempt + 1, **_STAGED_ANEW)
         existing = self._context.rpmostree.boot_options()
         line = stage.kernel_line(existing, plan, update.id)
         self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
@@ -305,8 +316,7 @@ class Performer:
         if not update.live:
             self._require_free_way()
         settings = self._context.settings.drain
-        # First: who is killed right after the drain must know later that there is something to undo.
-        self._note(draining=True)
+        self._note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
         self._note(drained=True)
 
@@ -332,8 +342,9 @@ class Performer:
         update = self._note(
             finalizing=facts.boot_id, finalizations=update.finalizations + 1, stamp=context.machine.stamp()
         )
+        with contextlib.suppress(Failure):  # only for a sentence in the log
+            files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
         context.machine.unlock()
-        files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
         try:
             context.machine.finalize(context.systemd, staged.name)
         except (Broken, Transient) as error:
@@ -413,7 +424,8 @@ class Performer:
         try:
             self._ask_for_reboot()
         except (Held, Transient, Broken):
-            self._note(armed="")
+            # The early unit's own asking stays: services of this boot have read files that it replaced since.
+            self._note(armed=facts.boot_id if facts.observation.booted is Booted.TARGET else "")
             raise
         self._asked = time.monotonic()
 
@@ -427,6 +439,7 @@ class Performer:
     def _confirm(self, facts: Facts, _decision: Decision) -> None:
         update = _update(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
+        self._note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
         self._back_to_work(update)
         # What the origin is pinned to, which for a multi-platform image is the index and not the platform's manifest.
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
@@ -500,10 +513,11 @@ class Performer:
         return load
 
     def _back_to_work(self, update: Update) -> None:
-        if update.drained or update.draining:
+        if update.draining or update.drained:
             settings = self._context.settings.drain
+            self._note(draining=True, drained=False)  # before: who is back must never be taken for drained
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
-            self._note(drained=False, draining=False)
+            self._note(draining=False)
 
     def _run_scripts(self, kind: str) -> None:
         """What the administrator has for a verdict; whatever becomes of it, the node goes its way."""
@@ -516,11 +530,12 @@ class Performer:
             self._context.images.release(update.id)
 
     def _forget(self, update: Update) -> None:
-        self._release(update)
-        self._context.images.trust_storage()
-        self._context.images.forget()
+        """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
+        self._context.images.trust_storage()
+        self._context.images.forget()
+        self._release(update)
 
 
 _CAN_FAIL_THE_TARGET = frozenset(
@@ -534,6 +549,9 @@ _CAN_FAIL_THE_TARGET = frozenset(
         Step.VERIFY_ROOT,
     }
 )
+
+_ABOUT_A_DEPLOYMENT = frozenset({Step.VERIFY_STAGED, Step.COMMIT_FILES, Step.VERIFY_ROOT})
+"""... because of a deployment that somebody else can take away meanwhile."""
 
 
 def _plan(facts: Facts) -> Plan:

@@ -94,9 +94,11 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         changed = dataclasses.replace(update, rolled_back=True, failure=why)
         journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
     if action is Early.PUT_BACK:
-        # The pending root is not what was proved any more: should it boot after all, its shared files come first.
-        if update.committed or update.proved:
-            changed = dataclasses.replace(update, committed="", proved="")
+        # The pending root is not what was proved any more: should it boot after all, its shared files come first. And
+        # one that was validated has been left: that counts as if its reboot had ended here.
+        if update.committed or update.proved or update.applied:
+            left = update.armed or (update.finalizing if update.applied else "")
+            changed = dataclasses.replace(update, committed="", proved="", applied=False, armed=left)
             journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, f"{why}; ostree could not finalize: {update.unfinalized}" if update.unfinalized else why)

@@ -32,14 +32,14 @@ class Update:
 
     :ivar id: random, new for each update; part of the payload's path, of holds and of the kernel argument marker.
     :ivar desired: identity of the target config; `name` is for people.
-    :ivar source: name of the deployment (checksum.serial) that was booted when the update began.
+    :ivar source: name of the deployment (checksum.serial) that was booted when the update began: the way back.
     :ivar digest: digest that the target's pullspec was settled to, "" when the base does not change; `image_digest` is
         the manifest for this platform below it (the same, but for an index); `origin` is what it is staged from.
     :ivar held: there may be a hold on the local copy; `no_storage`: staging from the local copy has failed, it does not
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
+    :ivar draining: workloads may be away, from before the drain begins until they were let back; `drained`: they are.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
-    :ivar draining: the drain was begun, so that it has to be undone, whether or not it came to its end.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before; `finalizations`: how often it was.
     :ivar stamp: the trace of a failed finalization that was there before, "" for none: it is not ours.
@@ -82,6 +82,7 @@ class Update:
             desired=self.desired,
             live=self.live,
             verified=bool(staged) and self.staged == staged,
+            draining=self.draining or self.drained,
             drained=self.drained,
             committed=bool(pending) and self.committed == pending,
             proved=bool(pending) and self.proved == pending,

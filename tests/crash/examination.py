@@ -206,7 +206,8 @@ def _says_the_truth(node: Offline, update: Update, phase: Phase) -> None:
     if phase is Phase.PENDING and update.repairs == 0 and NEW in (update.committed, update.proved):
         assert _is(NEW_CONFIG.identity, node.machine.root_of(NEW)) == "", "the journal says committed"
     if update.applied:
-        assert _is(NEW_CONFIG.identity, node.root) == "", "the journal says applied"
+        root = node.root if update.live else node.machine.root_of(NEW)
+        assert _is(NEW_CONFIG.identity, root) == "", "the journal says applied"
 
 
 def _complete(shelf: Shelf, identity: str) -> bool:
@@ -250,7 +251,7 @@ def _recover(place: Path, way: _Way, phase: Phase) -> Offline:
         return node
     if way.booted == NEW:
         assert update.rolled_back or _is(NEW_CONFIG.identity, node.root) == "", "the early unit has not completed it"
-        if way.forward and not update.rolled_back:
+        if update.applied or (way.forward and not update.rolled_back):
             node.take(Step.CONFIRM)
             return node
         node.take(Step.ROLL_BACK, "not healthy", remember=True)

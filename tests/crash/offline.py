@@ -31,6 +31,7 @@ from mcdaemon.decide import Decision, Observation, Step
 from mcdaemon.desired import Desired
 from mcdaemon.errors import Broken
 from mcdaemon.host import files
+from mcdaemon.host.bus import Systemd
 from mcdaemon.host.deployments import Machine, StagedDeployment
 from mcdaemon.host.files import Node
 from mcdaemon.host.root import Root
@@ -86,6 +87,7 @@ def var(top: Path) -> Path:
 
 def lay_out(top: Path) -> None:
     """A node that rests on the old config; the new deployment is as ostree's merge leaves it, without the new files."""
+    (top / "run").mkdir()
     (top / "proc/sys/kernel/random").mkdir(parents=True)
     (top / "proc/sys/kernel/random/boot_id").write_text(BOOT_ID)
     stateroot = var(top).parent
@@ -129,12 +131,12 @@ class _OfflineMachine(Machine):
         return ""
 
     def staged(self) -> Optional[StagedDeployment]:
-        return None
+        return None if self.waiting else StagedDeployment(NEW, _OSNAME, "", (), locked=True)
 
     def unlock(self) -> None:
         pass
 
-    def finalize(self, systemd: object) -> None:
+    def finalize(self, systemd: Systemd, name: str) -> None:
         object.__setattr__(self, "waiting", NEW)
         mark("pending")
 
@@ -150,6 +152,9 @@ class _Others:
         return lambda *_arguments: None
 
     def release_unknown(self, _known: set[str]) -> list[str]:
+        return []
+
+    def verdict(self, _kind: str) -> list[str]:
         return []
 
     def cleanup(self, _what: str) -> None:
@@ -178,7 +183,7 @@ class Offline:
                 settings=Settings(state_dir=_STATE), machine=self.machine, root=self.root, bus=nobody,
                 systemd=nobody, logind=nobody, rpmostree=nobody, source=nobody, images=nobody, payloads=self.payloads,
                 undo=self.undo, policy=disruption.DEFAULT, runtime=top / "run", journal=self.journal,
-                retry=state / "retry",
+                retry=state / "retry", scripts=nobody,
             ),
         )  # fmt: skip
         self.performer = perform.Performer(self._context)
