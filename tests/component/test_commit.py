@@ -280,11 +280,24 @@ def test_only_what_all_deployments_share_is_remembered_for_a_reboot(root: Root, 
     commit.remember(load, undo, root, root.shared)
     record = undo.load("u1")
     assert record is not None
-    assert set(record.nodes()) == {"/var/lib/x", "/usr/local/bin/x", "/home/core/x"}
+    files_of_it = {"/var/lib/x", "/usr/local/bin/x", "/home/core/x"}
+    assert set(record.nodes()) == {*files_of_it, "/var/lib", "/usr/local/bin"}, "and the directories they come with"
     assert record.passwords == ()
     users.set_password_hash(root, "core", "$6$changed-meanwhile")
     commit.take_back("u1", undo, root)
     assert users.password_hash(root, "core") == "$6$changed-meanwhile"
+
+
+def test_directories_that_came_with_a_file_go_with_it_and_others_stay(root: Root, payloads: Shelf, undo: Shelf) -> None:
+    (root.path / "etc/was-there").mkdir()
+    before = tree(root)
+    load = save(
+        payloads, {path: Entry.file(b"x", 0o644, 0, 0) for path in ("/etc/a/b/x", "/etc/was-there/x", "/var/v/x")}
+    )
+    commit.remember(load, undo, root, everywhere)
+    commit.apply(load, payloads, root)
+    commit.take_back("u1", undo, root)
+    assert tree(root) == before
 
 
 def test_nothing_remembered_is_nothing_to_take_back(root: Root, undo: Shelf) -> None:

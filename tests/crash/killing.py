@@ -285,21 +285,22 @@ class _Alike:
     * Between its creation and its rename nobody reads a temporary of ours (.mcdaemon-*), and each is removed unread by
       the next start: one kill, before the rename, stands for its writes, its owner and its mode.
     * Each podman and skopeo makes and removes directories with random names to probe what overlay file systems can do
-      here; no later process reads them: one kill stands for all calls in a row in one of them.
+      here, and files with random names in /var/tmp; no later process reads them: one kill stands for all calls in a row
+      on such a place.
     * Writes in a row of one program to one file, but for the first and the last.
     """
 
-    _PROBES = ("/overlay/compat", "/overlay/metacopy-check", "/overlay/opaque-bug-check")
+    _PROBE = re.compile(r"/overlay/(compat|metacopy-check|opaque-bug-check)|^/var/tmp/\d")
 
     def __init__(self) -> None:
         self._place = ""
 
     def __call__(self, call: Call) -> bool:
         before, self._place = self._place, ""
-        for probe in self._PROBES:
-            if probe in call.path:
-                self._place = call.path[: call.path.index(probe) + len(probe)]
-                return self._place == before
+        probe = self._PROBE.search(call.path)
+        if probe is not None:
+            self._place = f"{call.program} {probe.group(1) or 'var/tmp'}"
+            return self._place == before
         name = call.path.rpartition("/")[2]
         if name.startswith(".mcdaemon-"):
             return call.call in ("write", "fchown", "fchmod")

@@ -103,9 +103,9 @@ class Disk:
         """
         deadline = time.monotonic() + _QUIET_TIMEOUT
         while True:
-            before = self._writes()
+            before = self.writes()
             _run("cp", "--sparse=auto", str(self.image), str(target))
-            if before is not None and before == self._writes():
+            if before is not None and before == self.writes():
                 return target
             if time.monotonic() > deadline:
                 raise DiskError(f"cannot copy {self.image}: it is written to all the time")
@@ -130,14 +130,13 @@ class Disk:
     ) -> None:
         self.unmount()
 
-    def _writes(self) -> Optional[tuple[str, ...]]:
-        """Counters of the writes and flushes that the block device has had; None while one is under way.
-
-        Fields as in Documentation/block/stat.rst of Linux.
+    def writes(self) -> Optional[tuple[str, ...]]:
+        """Counters of the writes that the block device has had; None while one is under way. While they stay the same,
+        so does what a power cut leaves. Fields as in Documentation/block/stat.rst of Linux.
         """
         device = self.folder.stat().st_dev
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
-        return (fields[4], fields[6], *fields[15:16]) if fields[8] == "0" else None
+        return (fields[4], fields[6]) if fields[8] == "0" else None
 
     def _thaw(self) -> None:
         with self._opened() as descriptor, contextlib.suppress(OSError):  # EINVAL: it is not frozen
