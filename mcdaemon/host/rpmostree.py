@@ -33,7 +33,7 @@ START_TIMEOUT = 300.0
 """Seconds for the service to start: its own TimeoutStartSec (rpm-ostree.md 7, row 7)."""
 REGISTER_ATTEMPTS = 5
 CANCEL_GRACE = 60.0
-"""Seconds that a cancelled transaction gets to end (row 5)."""
+"""Seconds that a cancelled transaction gets to end (row 5); less where silence counts as a hang much sooner."""
 
 
 @dataclass(frozen=True)
@@ -482,7 +482,8 @@ class _Peer:
                 silence = time.monotonic() - self._last_sign
                 if silence > self._idle_timeout and self._cancelled is None:
                     self._cancel(peer)
-                elif self._cancelled is not None and time.monotonic() - self._cancelled > CANCEL_GRACE:
+                grace = min(CANCEL_GRACE, 5 * self._idle_timeout)
+                if self._cancelled is not None and time.monotonic() - self._cancelled > grace:
                     raise Transient(
                         f"cannot {doing}: no sign of life for {self._idle_timeout:.0f} s, and it cannot be cancelled",
                         f"see `journalctl -u {UNIT}`",

@@ -194,7 +194,7 @@ def test_a_transaction_without_a_sign_of_life_is_cancelled_and_made_again(aged: 
 
 @pytest.mark.slow
 def test_a_transaction_that_cannot_even_be_cancelled_costs_its_service_a_restart(aged: Aged) -> None:
-    """rpm-ostree.md 7 row 5: it would hold the lock for ever; only ours is ended so. A minute passes before."""
+    """rpm-ostree.md 7 row 5: it would hold the lock for ever; only ours is ended so."""
     node = impatient(aged)
     faults(node, hang="after-start", once=True)
     said = node.once(expect=3)
