@@ -145,10 +145,8 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.CONFIRM, "applied and validated without a reboot")
         if o.desired != u.desired:
             return Decision(Step.DISCARD, "another config is desired now")
-        if o.hold and u.draining:
-            return Decision(Step.DISCARD, f"drained, but it has to wait: {o.hold}")
         if o.hold:
-            return Decision(Step.HOLD, o.hold)
+            return Decision(Step.DISCARD, f"drained or half written, but it has to wait: {o.hold}")
         return _apply_live(o)
 
     if o.booted is Booted.OTHER:

@@ -34,7 +34,7 @@ TARGET_FAILED = "target-failed"
 
 
 _STAGED_ANEW = {"staged": "", "finalizing": "", "armed": ""}
-"""What the journal says of an earlier staging of this update does not hold any more."""
+"""What the journal says of an earlier staging, whose discarding was interrupted, does not hold for the next."""
 
 _MOST_MISSES = 3
 """How often a staging that reports success may leave something else."""

@@ -163,8 +163,9 @@ def boot(node: Node, hand: bool = False) -> Node:
     """The machine comes up, up to the early unit's first effect."""
     update = node.update
     if update is not None:
-        past = {name: BEFORE for name in ("armed", "finalizing") if getattr(update, name) == NOW}
-        update = dataclasses.replace(update, **past)
+        past = {NOW: BEFORE}
+        armed, finalizing = past.get(update.armed, update.armed), past.get(update.finalizing, update.finalizing)
+        update = dataclasses.replace(update, armed=armed, finalizing=finalizing)
     entry = node.entries[1] if hand else node.entries[0]
     return steps.settle(
         node._replace(
