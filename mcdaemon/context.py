@@ -10,6 +10,7 @@ from mcdaemon.host.bus import Bus, Logind, Systemd
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import RpmOstree
+from mcdaemon.host.versions import Probe
 from mcdaemon.machineconfig.disruption import Policy
 from mcdaemon.settings import Settings
 from mcdaemon.update.images import Images
@@ -35,6 +36,7 @@ class Context:
     payloads: Shelf
     undo: Shelf
     policy: Policy
+    probe: Probe
     runtime: Path
 
     @property

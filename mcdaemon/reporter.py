@@ -119,6 +119,7 @@ class Reporter:
             reboots_failed=counts.get("reboots_failed", 0),
             retries=counts.get("retries", 0),
             drift_at=now if facts.observation.drift else None,
+            host=facts.versions.texts(),
             **changes,
         )
         if self._board is not None:
@@ -144,6 +145,7 @@ class Reporter:
                 error=error,
                 failed=facts.journal.failed.reason if facts.journal.failed else "",
                 warnings=_warnings(facts),
+                host=facts.versions.texts(),
             ),
         )
 
@@ -180,7 +182,7 @@ def _digest(facts: Facts) -> str:
 
 def _warnings(facts: Facts) -> tuple[str, ...]:
     missing = f"{facts.source} is not there" if facts.desired is None and not Path(facts.source).is_dir() else ""
-    return tuple(text for text in (facts.alien, missing, *facts.notes) if text)
+    return tuple(text for text in (facts.alien, missing, *facts.notes, *facts.remarks) if text)
 
 
 def _hold(facts: Facts, decision: Decision) -> Optional[HoldReason]:

@@ -7,7 +7,6 @@ rpm-ostreed that could be asked, and because D-Bus does not tell the lock (rpm-o
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -185,15 +184,6 @@ def _identity(path: Path) -> Optional[tuple[int, int]]:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def libostree_version() -> tuple[int, int]:
-    """Year and number of the host's libostree, as `ostree --version` says. Raises Broken when it says none."""
-    said = process.run(["ostree", "--version"], "ask for the version of libostree", _TIMEOUT, Broken)
-    found = re.search(r"Version: '?(\d+)\.(\d+)", said)
-    if not found:
-        raise Broken("cannot tell the version of libostree from `ostree --version`")
-    return int(found[1]), int(found[2])
 
 
 def _run(argv: list[str], doing: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -17,6 +18,7 @@ class Status:
     """Names and sentences only, no secrets. Times are seconds since the epoch.
 
     :ivar overridden_by: the config whose OS image hides `release_image`, "" when none does (incident 3).
+    :ivar host: version of each program of the host that an update goes through, "" where it is not known.
     :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
     """
 
@@ -37,6 +39,7 @@ class Status:
     error: str = ""
     failed: str = ""
     warnings: tuple[str, ...] = field(default=())
+    host: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """For people: what, why, and what is wrong."""

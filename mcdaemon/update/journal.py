@@ -37,6 +37,7 @@ class Update:
     :ivar held: there may be a hold on the local copy; `no_storage`: staging from the local copy has failed, it does not
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
+    :ivar misses: how often in a row rpm-ostree reported success and had not staged what was asked for.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before.
@@ -55,6 +56,7 @@ class Update:
     held: bool = False
     no_storage: bool = False
     attempt: int = 0
+    misses: int = 0
     staged: str = ""
     drained: bool = False
     finalizing: str = ""
