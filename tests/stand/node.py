@@ -81,7 +81,7 @@ class Node:
     """A booted machine with mcdaemon installed as `make install` does.
 
     `image` is a reference ("127.0.0.1:PORT/os@sha256:...") from which the first deployment is made, with it as origin.
-    `daemon`: mcdaemon.service runs by itself; otherwise each round is taken by hand.
+    `daemon`: mcdaemon.service runs by itself; otherwise each round is taken by hand. `own_disk`: as for `Machine`.
     """
 
     def __init__(
@@ -93,12 +93,13 @@ class Node:
         kargs: Sequence[str] = (),
         settings: str = SETTINGS,
         transport: str = "registry",
+        own_disk: bool = False,
     ) -> None:
         units = dict(rpmostreed.units(SOURCE, profile))
         if not daemon:
             units["mcdaemon.service.d/50-by-hand.conf"] = _BY_HAND
         self.profile = profile
-        self.machine = Machine(folder, units=units)
+        self.machine = Machine(folder, units=units, own_disk=own_disk)
         self.boots = 0
         try:
             self._install_os(image, kargs, transport)
