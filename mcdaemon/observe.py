@@ -237,7 +237,8 @@ class Observer:
             if plan.image:
                 resolution = self._context.images.check(plan.image, update.digest if update else "")
                 facts = dataclasses.replace(facts, resolution=resolution)
-                if update is None and booted is not None and resolution.image_digest == booted.digest:
+                known = (resolution.image_digest, resolution.digest)
+                if update is None and booted is not None and booted.digest in known:
                     plan = self._same_base(plan, facts)  # another name for what is booted
             extensions = None
             if stage.needs_repository(plan, booted):

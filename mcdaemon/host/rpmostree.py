@@ -42,7 +42,8 @@ class Deployment:
 
     :ivar name: `<checksum>.<serial>`, the directory below ostree/deploy/<osname>/deploy.
     :ivar image: the origin's container reference, "" for an ostree ref.
-    :ivar digest: digest of the base image's manifest, "" when rpm-ostree cannot tell (row 48).
+    :ivar digest: digest of the base image's manifest; what the origin is pinned to (for several platforms that is the
+        index) where rpm-ostree cannot tell, "" when nobody can (row 48).
     :ivar version: of the base, "" when it has none; `timestamp` is when it was made, in seconds since the epoch, or 0.
     :ivar requested: packages that the origin requests.
     :ivar removals: base packages that the origin removes.
@@ -62,14 +63,17 @@ class Deployment:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Deployment:
+        image = entry.get("container-image-reference", "")
+        # Where rpm-ostree cannot read the image's metadata any more, the origin still says what was pulled.
+        pinned = image.rpartition("@")[2] if "@sha256:" in image else ""
         return cls(
             name=f"{entry['checksum']}.{entry['serial']}",
             osname=entry["osname"],
             booted=entry["booted"],
             staged=entry["staged"],
             pinned=entry.get("pinned", False),
-            image=entry.get("container-image-reference", ""),
-            digest=entry.get("container-image-reference-digest", ""),
+            image=image,
+            digest=entry.get("container-image-reference-digest", "") or pinned,
             version=entry.get("base-version", "") or entry.get("version", ""),
             requested=tuple(entry.get("requested-packages", ())),
             removals=tuple(entry.get("requested-base-removals", ())),

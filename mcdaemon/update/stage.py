@@ -54,7 +54,8 @@ def classify(
         return Staged.OTHER
     if not staged.locked and not update.finalizing:
         return Staged.OTHER
-    if entry.digest != (update.image_digest if plan.image else booted.digest) or not _packages_fit(plan, entry, booted):
+    good = (update.image_digest, update.digest) if plan.image else (booted.digest,)
+    if entry.digest not in good or not _packages_fit(plan, entry, booted):
         return Staged.OTHER
     wanted = kernelargs.split(kernel_line(booted_line, plan, update.id))
     if _comparable(staged.kernel_arguments, plan) == _comparable(wanted, plan):
