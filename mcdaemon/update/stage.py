@@ -54,7 +54,7 @@ def classify(
         return Staged.OTHER
     if not staged.locked and not update.finalizing:
         return Staged.OTHER
-    good = (update.image_digest, update.digest) if plan.image else (booted.digest,)
+    good = {update.image_digest, update.digest} - {""} if plan.image else {booted.digest}
     if entry.digest not in good or not _packages_fit(plan, entry, booted):
         return Staged.OTHER
     wanted = kernelargs.split(kernel_line(booted_line, plan, update.id))

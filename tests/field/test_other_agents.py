@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -94,7 +94,7 @@ def machine_config_daemon(node: Node) -> Iterator[str]:
         node.machine.stop_process(process)
 
 
-AGENTS = {
+AGENTS: dict[str, Callable[[Node], AbstractContextManager[str]]] = {
     "zincati": zincati, "automatic": automatic, "bootc": bootc, "driver": driver, "mcd": machine_config_daemon,
 }  # fmt: skip
 

@@ -13,7 +13,6 @@ from typing import Protocol
 import pytest
 
 from tests.field.conftest import FieldNode, MakeNode, Push
-from tests.field.test_rollback import FAILING, HOLD
 from tests.field.evidence import (
     NEW,
     OLD,
@@ -30,6 +29,7 @@ from tests.field.evidence import (
     tick,
     transactions,
 )
+from tests.field.test_rollback import FAILING, HOLD
 from tests.stand.configs import machine_config
 from tests.stand.disk import MIB, Disk
 from tests.stand.images import KERNEL, File, layer_on
