@@ -67,6 +67,15 @@ def test_a_stored_image_is_complete(stocked: ContainersStorage) -> None:
     assert skopeo_copies(stocked)
 
 
+def test_a_stored_image_tells_its_version_and_layers(node: ContainersStorage) -> None:
+    image = images.os_image(version="417.94.7")
+    node.add(image, str(TAGGED))
+    found = storage(node).check(TAGGED.pinned(image.digest), describe=True)
+    assert found.description.version == "417.94.7"
+    assert [layer.digest for layer in found.layers] == [layer.digest for layer in image.layers]
+    assert storage(node).check(TAGGED.pinned(image.digest)).description.version == ""
+
+
 def test_an_image_that_was_removed_is_absent(stocked: ContainersStorage) -> None:
     stocked.podman("rmi", str(TAGGED))
     assert refusal(stocked).verdict is Verdict.ABSENT

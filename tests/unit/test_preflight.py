@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional
@@ -15,6 +16,7 @@ from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import Deployment
 from mcdaemon.host.space import Room
 from mcdaemon.image.findings import Blob, Contents, Finding, Source, Verdict
+from mcdaemon.image.manifest import parse
 from mcdaemon.image.reference import Reference
 from mcdaemon.image.resolve import Resolution
 from mcdaemon.update import preflight
@@ -124,6 +126,18 @@ def test_a_layer_that_occurs_twice_is_fetched_once(machine: Disks, free: Free) -
 def test_a_layer_that_is_not_compressed_does_not_grow(machine: Disks, free: Free) -> None:
     free(500 * MIB + 3 * GIB + preflight.DEPLOYMENT)
     passes(machine, Target(image(Blob(digest(1), 500 * MIB, compressed=False))))
+
+
+@pytest.mark.parametrize(("media_type", "compressed"), [
+    ("application/vnd.oci.image.layer.v1.tar+gzip", True), ("application/vnd.oci.image.layer.v1.tar+zstd", True),
+    ("application/vnd.docker.image.rootfs.diff.tar.gzip", True), ("application/vnd.oci.image.layer.v1.tar", False),
+    ("application/vnd.docker.image.rootfs.diff.tar", False), (None, True), (7, True),
+])  # fmt: skip
+def test_whether_a_layer_grows_is_in_its_type_and_an_unknown_one_does(media_type: object, compressed: bool) -> None:
+    layer = {"digest": digest(1), "size": 5, "mediaType": media_type}
+    document = {"config": {"digest": digest(2), "size": 1}, "layers": [layer], "annotations": {"version": "1.2"}}
+    found = parse(json.dumps(document).encode())
+    assert found.layers == (Blob(digest(1), 5, compressed=compressed),) and found.description.version == "1.2"
 
 
 def test_a_base_that_stays_needs_only_a_deployment(machine: Disks, free: Free) -> None:

@@ -84,6 +84,7 @@ drain:
   timeout_seconds: 10
 reboot: {command: [/usr/bin/reboot], timeout_seconds: 5}
 health: {units: [kubelet.service, crio.service], timeout_seconds: 1, scripts_directory: /etc/h}
+os: {downgrade: refuse}
 disruption: {policy_file: /etc/mcdaemon/policy.yaml}
 rpm_ostree: {call_timeout_seconds: 1, idle_timeout_seconds: 2}
 limits: {max_file_bytes: 1, max_total_bytes: 2, max_source_bytes: 3}
@@ -93,6 +94,7 @@ loop: {interval_seconds: 1}
     )
     assert made.drain.command == ("/usr/bin/drain", "--node", "a b") and made.health.units[1] == "crio.service"
     assert (made.images.timeout_seconds, made.limits.max_source_bytes, made.metrics.listen) == (2.5, 3, "")
+    assert made.os.downgrade == "refuse"
     assert made.source.directory.pool == "infra" and made.disruption.policy_file == "/etc/mcdaemon/policy.yaml"
 
 
@@ -126,6 +128,9 @@ def test_a_number_is_a_number_and_not_negative(name: str, value: str) -> None:
         ("loop.interval_seconds", "0"),
         ("source.kind", "cluster"),
         ("source.kind", '""'),
+        ("os.downgrade", "deny"),
+        ("os.downgrade", '""'),
+        ("os.downgrade", "allow or refuse"),
         ("source.directory.path", "configs"),
         ("source.directory.path", "/a/../b"),
         ("source.directory.path", '""'),
