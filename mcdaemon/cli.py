@@ -170,6 +170,7 @@ def _plan(arguments: argparse.Namespace) -> int:
                     "desired": facts.desired.config.name if facts.desired else None,
                     "plan": None if plan is None else plan.lines(),
                     "digest": facts.resolution.digest if facts.resolution else "",
+                    "remarks": list(facts.remarks),
                 },
                 indent=1,
             )
@@ -180,6 +181,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             print(f"  {line}")
         if facts.resolution is not None:
             print(f"  the image is {facts.resolution.digest}, from {facts.resolution.origin()}")
+        for remark in facts.remarks:
+            print(f"  warning: {remark}")
     return REFUSED if decision.step is Step.REJECT else HELD if decision.step is Step.HOLD else OK
 
 

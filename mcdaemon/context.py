@@ -13,6 +13,7 @@ from mcdaemon.host.greenboot import Scripts
 from mcdaemon.host.kubelet import Kubelet
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import RpmOstree
+from mcdaemon.host.versions import Probe
 from mcdaemon.machineconfig.disruption import Policy
 from mcdaemon.settings import Settings
 from mcdaemon.update.health import Checks
@@ -39,6 +40,7 @@ class Context:
     payloads: Shelf
     undo: Shelf
     policy: Policy
+    probe: Probe
     runtime: Path
 
     @property

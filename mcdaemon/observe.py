@@ -13,15 +13,17 @@ from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
 from mcdaemon.desired.directory import Desired
 from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
-from mcdaemon.host import boot, files, users
+from mcdaemon.host import boot, files, otheragents, users
 from mcdaemon.host.deployments import StagedDeployment
 from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.host.versions import Versions
+from mcdaemon.image.description import Description
 from mcdaemon.image.reference import Reference
 from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan, make, same_base
-from mcdaemon.update import health, journal, payload, stage, verify
+from mcdaemon.update import downgrade, health, journal, payload, preflight, stage, verify
 from mcdaemon.update.journal import Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
 from mcdaemon.update.verify import Expected
@@ -36,6 +38,8 @@ class Facts:
     :ivar current: the config that the booted root carries; of a live change in flight, the one it carried before.
     :ivar source: where desired configs are read.
     :ivar notes: what of the current config cannot be done on this root (a unit to enable that does not exist).
+    :ivar remarks: what people should know about the plan, and about the node's company.
+    :ivar versions: of the host's programs.
     :ivar alien: the sentence about a journal that could not be used, "" when there was none.
     :ivar resolution: where the target image is, None when it is not needed or not found.
     """
@@ -55,6 +59,8 @@ class Facts:
     held: Optional[Failure] = None
     alien: str = ""
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    versions: Versions = Versions()
 
     @property
     def update(self) -> Optional[Update]:
@@ -88,6 +94,7 @@ class Observer:
         facts = Facts(
             desired, current, record, booted, identity, observation, context.source.path, alien=self.alien, held=hold
         )
+        facts = dataclasses.replace(facts, versions=context.probe.versions(booted))
         if update is None and current is not None and wish in (None, current.identity):
             return self._resting(facts, current)
         stood_back = self._stood_back(facts)
@@ -126,8 +133,14 @@ class Observer:
             ) from error
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
-        notes = (*payload.notes(current, self._context.root), *health.told(self._context.runtime))
-        facts = dataclasses.replace(facts, notes=notes)
+        others = otheragents.scheduled(self._context.systemd, self._context.machine.top)
+        facts = dataclasses.replace(
+            facts,
+            notes=(*payload.notes(current, self._context.root), *health.told(self._context.runtime)),
+            remarks=tuple(
+                f"no update can be made while {agent.name} is at work; {agent.how_to_end}" for agent in others
+            ),
+        )
         found = [*drift(self._context, current), *self._other_image(facts)]
         return _with(facts, drift="; ".join(found))
 
@@ -223,25 +236,80 @@ class Observer:
         if booted is not None and plan.image and Reference.parse(plan.image).digest == (booted.digest or "unknown"):
             plan = self._same_base(plan, facts)  # another name for what is booted; nobody has to be asked
         if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
-            return plan, facts  # staged and verified: no image is read any more
+            # Staged and verified: no image is read any more, and nothing is staged.
+            return plan, self._look_at_age(plan, facts, _description(facts.deployments))
+        if facts.held is None:
+            facts = self._alone(plan, facts)
+            if facts.observation.hold:
+                return plan, facts
         return self._images(plan, facts, booted)
+
+    def _alone(self, plan: Plan, facts: Facts) -> Facts:
+        """A wait while somebody else drives this node. What is drained already is not stopped by it: the shortest way
+        back to service is the reboot, and what the other one stages meanwhile is recognised as not ours."""
+        try:
+            otheragents.require_none(self._context.systemd, self._context.machine.top, live=not plan.reboot)
+        except Held as error:
+            return dataclasses.replace(_with(facts, hold=str(error)), held=error)
+        return facts
 
     def _images(self, plan: Plan, facts: Facts, booted: Optional[Deployment]) -> tuple[Plan, Facts]:
         """Where the images are that the plan reads; a wait when one is complete nowhere."""
         update = facts.update
-        if update is not None and update.no_storage:
+        if (update is not None and update.no_storage) or not facts.versions.local_copies:
             self._context.images.distrust_storage()
         try:
             if plan.image:
                 resolution = self._context.images.check(plan.image, update.digest if update else "")
                 facts = dataclasses.replace(facts, resolution=resolution)
-                if update is None and booted is not None and resolution.image_digest == booted.digest:
+                known = (resolution.image_digest, resolution.digest)
+                if update is None and booted is not None and booted.digest in known:
                     plan = self._same_base(plan, facts)  # another name for what is booted
+            extensions = None
             if stage.needs_repository(plan, booted):
-                self._context.images.check(plan.extensions_image)
+                extensions = self._context.images.check(plan.extensions_image)
+            contents = facts.resolution.contents if facts.resolution else None
+            if contents is not None:
+                facts = self._look_at_age(plan, facts, contents.description)
+            self._require_room(plan, facts, extensions)
         except (Held, Transient) as error:
             facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
         return plan, facts
+
+    def _look_at_age(self, plan: Plan, facts: Facts, target: Description) -> Facts:
+        """A target that is older than what is booted: a remark, or a refusal, as the settings say."""
+        booted = next((d for d in facts.deployments if d.booted), None)
+        if not plan.image or booted is None:
+            return facts
+        why = downgrade.older(target, booted.version, booted.timestamp)
+        refuses = self._context.settings.os.downgrade == "refuse"
+        if why and refuses:
+            assert facts.desired is not None
+            error = downgrade.refusal(facts.desired.config.name, why)
+            return _with(facts, refusal=str(error), hold=str(error))
+        if why:
+            return dataclasses.replace(facts, remarks=(*facts.remarks, f"the OS goes back: {why}"))
+        if refuses and downgrade.incomparable(target, booted.version, booted.timestamp):
+            note = "whether the target is older than the booted OS cannot be told: they have no version in common"
+            return dataclasses.replace(facts, remarks=(*facts.remarks, note))
+        return facts
+
+    def _require_room(self, plan: Plan, facts: Facts, extensions: Optional[Resolution]) -> None:
+        """Raises Held while the disks are too small for what is about to come. What is staged already is measured
+        when it is verified, and not estimated any more."""
+        if not plan.reboot or (facts.staged is not None and facts.update is not None and facts.update.attempt):
+            return
+        machine, booted = self._context.machine, next((d for d in facts.deployments if d.booted), None)
+        kernel = bool(plan.image or plan.packages.remove_base or plan.packages.reset_base)
+        packages = plan.os_changes and bool(plan.packages.install or (booted is not None and booted.requested))
+        target = preflight.Target(facts.resolution if plan.image else None, extensions, packages)
+        needs = preflight.needs(machine, target)
+        if kernel:
+            need = preflight.estimated_kernel(machine, facts.booted)
+            early = facts.versions.prunes_boot_early
+            needs.append(preflight.less_what_is_dropped(need, machine, facts.deployments, early))
+        assert facts.desired is not None
+        preflight.require(needs, f"stage {facts.desired.config.name}")
 
     def _same_base(self, plan: Plan, facts: Facts) -> Plan:
         assert facts.desired is not None
@@ -311,6 +379,12 @@ class Observer:
         if facts.update is None:
             return None
         return facts.update.progress(facts.boot_id, facts.staged.name if facts.staged else "", facts.pending)
+
+
+def _description(deployments: tuple[Deployment, ...]) -> Description:
+    """What is staged, as its image would be described."""
+    staged = next((d for d in deployments if d.staged), None)
+    return downgrade.described(staged.version, staged.timestamp) if staged else Description()
 
 
 def _check_reference(name: str, pullspec: str, field: str) -> None:

@@ -8,15 +8,14 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Staged, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import authfile, files, greenboot, packages, process
-from mcdaemon.host.deployments import libostree_version
+from mcdaemon.host import authfile, files, greenboot, otheragents, packages, process
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
 from mcdaemon.image.reference import Transport
@@ -24,7 +23,7 @@ from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.plan import Plan
-from mcdaemon.update import commit, health, journal, live, lost, merge, payload, rollback, stage, verify
+from mcdaemon.update import commit, downgrade, health, journal, live, lost, merge, payload, rollback, stage, verify
 from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
@@ -52,7 +51,6 @@ class Performer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked: Optional[float] = None
-        self._misses = 0
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
             Step.APPLY_LIVE: self._apply_live,
             Step.STAGE_OS: self._stage_os,
@@ -202,18 +200,19 @@ class Performer:
         refspec = self._hold_image(facts, plan, update)
         update = self._note(attempt=update.attempt + 1, origin=refspec, **_STAGED_ANEW)
         delta = plan.packages
+        packages = {
+            "install-packages": delta.install,
+            "uninstall-packages": delta.uninstall,
+            "override-remove-packages": delta.remove_base,
+            "override-reset-packages": delta.reset_base,
+        }
+        title = stage.title(update.id, update.attempt)
         with self._repository(facts, plan, update):
             try:
-                self._context.rpmostree.update(
-                    refspec,
-                    {
-                        "install-packages": delta.install,
-                        "uninstall-packages": delta.uninstall,
-                        "override-remove-packages": delta.remove_base,
-                        "override-reset-packages": delta.reset_base,
-                    },
-                    stage.title(update.id, update.attempt),
-                )
+                if update.misses:
+                    self._stage_step_by_step(refspec, packages, title)
+                else:
+                    self._context.rpmostree.update(refspec, packages, title)
             except (Held, Broken, Transient) as error:
                 passing = isinstance(error, Transient) and error.code not in _MOST_TROUBLES
                 if passing or not _is_local(refspec):
@@ -222,6 +221,15 @@ class Performer:
                 self._note(no_storage=True)
                 raise Transient(error.sentence, "it is staged from the registry next") from error
         self._look_at_the_stage(facts, update, {Staged.READY, Staged.OS_ONLY})
+
+    def _stage_step_by_step(self, refspec: str, packages: Mapping[str, Sequence[str]], title: str) -> None:
+        """The same in other calls, after rpm-ostree has reported success and done nothing (TXN-26, TXN-27): the image
+        by a rebase, then the packages on top of it. Those stay together: a kernel that is removed in a step of its own
+        would leave a tree without one."""
+        if refspec:
+            self._context.rpmostree.rebase(refspec, title)
+        if any(packages.values()):
+            self._context.rpmostree.update("", packages, f"{title}:packages")
 
     def _hold_image(self, facts: Facts, plan: Plan, update: Update) -> str:
         if not plan.image:
@@ -269,13 +277,17 @@ class Performer:
             context.machine.options_of(facts.booted),
         )
         if found in good:
-            self._misses = 0
+            if update.misses:
+                self._note(misses=0)
             return
-        self._misses += 1
-        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged something else"
-        if self._misses >= _MOST_MISSES:
-            raise Broken(sentence, "compare `rpm-ostree status --json` with the config; is another agent at work?")
-        raise Transient(sentence)
+        what = "nothing" if found is Staged.NONE else "something else"
+        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged {what}"
+        if self._note(misses=update.misses + 1).misses >= _MOST_MISSES:
+            known = "; this version of rpm-ostree is known for it" if facts.versions.has_false_no_ops else ""
+            raise Broken(
+                sentence, f"compare `rpm-ostree status --json` with the config; is another agent at work?{known}"
+            )
+        raise Transient(sentence, "it is tried again in smaller steps")
 
     def _clear_the_stage(self, facts: Facts) -> None:
         """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""
@@ -291,15 +303,18 @@ class Performer:
         plan, update, staged = _plan(facts), _update(facts), facts.staged
         assert staged is not None and facts.desired is not None
         context = self._context
-        stage.verify(context.machine, staged)
+        self._require_not_older(plan, facts)
+        versions = context.probe.versions(facts.booted)
+        stage.verify(context.machine, staged, facts.deployments, versions.prunes_boot_early)
         target = context.machine.root_of(staged.name)
         load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
-        report = merge.predict(context.root, target, load, libostree_version())
+        report = merge.predict(context.root, target, load, versions.skips_special_files)
         report.log(log)
         context.payloads.drop(update.id)
         context.payloads.save(load, entries)
         with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
-        merge.predict(context.root, target, load, libostree_version())  # what was placed must not make the merge fail
+        # What was placed must not make the merge fail.
+        merge.predict(context.root, target, load, versions.skips_special_files)
         self._release(update)
         self._note(staged=staged.name, committed="", proved="", stamp=context.machine.stamp())
         for note in payload.notes(facts.desired.config, target):
@@ -311,10 +326,26 @@ class Performer:
             update.digest or ("unchanged" if not plan.image else "?"),
         )
 
+    def _require_not_older(self, plan: Plan, facts: Facts) -> None:
+        """The last word on the age of the target, from what is really staged. Raises Broken where the settings refuse
+        an older one: then it did not say so before it was fetched."""
+        staged = next((d for d in facts.deployments if d.staged), None)
+        booted = next((d for d in facts.deployments if d.booted), None)
+        if not plan.image or staged is None or booted is None:
+            return
+        target = downgrade.described(staged.version, staged.timestamp)
+        why = downgrade.older(target, booted.version, booted.timestamp)
+        if why and self._context.settings.os.downgrade == "refuse":
+            error = downgrade.refusal(_update(facts).name, why)
+            raise Broken(error.sentence, error.hint)
+        if why:
+            log.warning("the OS goes back: %s", why)
+
     def _drain(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
         if not update.live:
             self._require_free_way()
+            otheragents.require_none(self._context.systemd, self._context.machine.top)
         settings = self._context.settings.drain
         self._note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")

@@ -124,6 +124,7 @@ class Reporter:
             stood_back=bool(facts.observation.stood_back),
             failed=Failed(failed.name, failed.digest, failed.at) if failed is not None else None,
             ended={result: counts[f"{result.value}_at"] for result in Result if f"{result.value}_at" in counts},
+            host=facts.versions.texts(),
             **changes,
         )
         if self._board is not None:
@@ -156,6 +157,7 @@ class Reporter:
                 confirmed=confirmed.name if confirmed else "",
                 confirmed_at=confirmed.at if confirmed else 0,
                 warnings=_warnings(facts),
+                host=facts.versions.texts(),
             ),
         )
 
@@ -199,7 +201,7 @@ def _arrived(facts: Facts) -> bool:
 
 def _warnings(facts: Facts) -> tuple[str, ...]:
     missing = f"{facts.source} is not there" if facts.desired is None and not Path(facts.source).is_dir() else ""
-    return tuple(text for text in (facts.alien, missing, _same_image(facts), *facts.notes) if text)
+    return tuple(text for text in (facts.alien, missing, _same_image(facts), *facts.notes, *facts.remarks) if text)
 
 
 def _same_image(facts: Facts) -> str:

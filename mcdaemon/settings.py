@@ -143,6 +143,15 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Os:
+    """The operating system that a config may move the node to."""
+
+    downgrade: str = _key("allow", "allow or refuse")
+    """A target older than the booted OS, by version or else by the time it was made. `allow`: it is a warning, because
+    going back to an older config is how a pool is taken back. `refuse`: the config is refused."""
+
+
+@dataclass(frozen=True)
 class Disruption:
     """What a change does to a running node."""
 
@@ -193,6 +202,7 @@ class Settings:
     drain: Drain = _group(Drain)
     reboot: Reboot = _group(Reboot)
     health: Health = _group(Health)
+    os: Os = _group(Os)
     disruption: Disruption = _group(Disruption)
     rpm_ostree: RpmOstree = _group(RpmOstree)
     limits: Limits = _group(Limits)

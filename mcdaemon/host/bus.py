@@ -7,6 +7,7 @@ own; dropping that one is also the only way to get rid of a transaction that was
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -236,6 +237,12 @@ class Systemd:
             return False
         self._manager("ResetFailedUnit", unit, doing=f"forget the failure of {unit}")
         return True
+
+    def active_states(self, units: Sequence[str]) -> dict[str, str]:
+        """`ActiveState` of several units, asked for at once; one that does not exist is "inactive"."""
+        rows = self._manager("ListUnitsByNames", list(units), doing=f"look at {', '.join(units)}")
+        found = {str(row[0]): str(row[3]) for row in rows}
+        return {unit: found.get(unit, "inactive") for unit in units}
 
 
 class Logind:

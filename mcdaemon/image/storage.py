@@ -18,6 +18,7 @@ from typing import Optional
 
 from mcdaemon.errors import Transient
 from mcdaemon.image import programs
+from mcdaemon.image.description import Description, from_config
 from mcdaemon.image.findings import Contents, Unavailable, Verdict
 from mcdaemon.image.manifest import Manifest, parse, this_architecture
 from mcdaemon.image.reference import Reference
@@ -65,21 +66,31 @@ class Storage:
         """The digest of the image that has exactly this name here. Raises Unavailable."""
         return self._manifest(reference, "").digest
 
-    def check(self, reference: Reference) -> Contents:
+    def check(self, reference: Reference, describe: bool = False) -> Contents:
         """Make sure that the image is here by this name and digest, whole. Raises Unavailable: ABSENT, INCOMPLETE,
-        MALFORMED, or UNREACHABLE where skopeo or podman cannot be asked.
+        MALFORMED, or UNREACHABLE where skopeo or podman cannot be asked. `describe`: the version is wanted too.
         """
         top = image = self._manifest(reference, reference.digest)
+        named = reference
         if top.is_index:
             child = top.child_for(self._architecture).digest
             try:
-                image = self._manifest(reference.pinned(child), child)
+                named = reference.pinned(child)
+                image = self._manifest(named, child)
             except Unavailable as error:
                 if error.verdict is not Verdict.ABSENT:
                     raise
                 raise Unavailable(Verdict.INCOMPLETE, "only the index is here, not its image") from error
         self._check_layers(reference, len(image.layers))
-        return Contents(top.digest, image.digest, image.size)
+        description = image.description
+        if describe and not description.version:
+            description = self._config(named)
+        return Contents(top.digest, image.digest, image.size, image.layers, description)
+
+    def _config(self, reference: Reference) -> Description:
+        """A config that skopeo does not print says nothing; the image is no worse for it."""
+        done = programs.run(["skopeo", "inspect", "--config", "--raw", f"{self._prefix}{reference}"], self._timeout)
+        return from_config(done.stdout) if done.returncode == 0 else Description()
 
     def place(self) -> Place:
         """Raises Unavailable."""

@@ -126,8 +126,10 @@ class Snapshot:
     update_at: Optional[float] = None
     node: str = ""
     unsupported_packages: Optional[int] = None
+    host: Mapping[str, str] = field(default_factory=dict)
 
 
+HOST_PROGRAMS = ("rpm_ostree", "ostree", "podman", "skopeo")
 _FAILING = frozenset({State.DEGRADED, State.UNRECONCILABLE})
 _Samples = Iterable[tuple[tuple[str, ...], Optional[float]]]
 
@@ -176,6 +178,8 @@ def _failed(failed: Optional[Failed]) -> _Samples:
 TABLE: tuple[Entry, ...] = (
     Entry("mcdaemon_build_info", "gauge", ("version",), "1, with the version of the agent.",
           lambda s, now: [((__version__,), 1)]),
+    Entry("mcdaemon_host_info", "gauge", HOST_PROGRAMS, "1, with the versions of the host's programs.",
+          lambda s, now: [(tuple(s.host.get(name.replace("_", "-"), "") for name in HOST_PROGRAMS), 1)]),
     Entry("mcdaemon_last_round_timestamp_seconds", "gauge", (), "When the loop last finished a round.",
           lambda s, now: _one(s.round_at)),
     Entry("mcdaemon_state", "gauge", ("state",), "1 for the state of the node, 0 for the others.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -22,6 +23,7 @@ class Status:
     :ivar failed: the target that is not tried again by itself, and why; also while another config is worked on.
     :ivar stood_back: somebody chose to boot an older deployment than the confirmed one.
     :ivar confirmed: the config of the last update that was kept.
+    :ivar host: version of each program of the host that an update goes through, "" where it is not known.
     :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
     """
 
@@ -49,6 +51,7 @@ class Status:
     confirmed: str = ""
     confirmed_at: int = 0
     warnings: tuple[str, ...] = field(default=())
+    host: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """For people: what, why, and what is wrong."""

@@ -39,6 +39,7 @@ class Update:
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
     :ivar draining: workloads may be away, from before the drain begins until they were let back; `drained`: they are.
+    :ivar misses: how often in a row rpm-ostree reported success and had not staged what was asked for.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before; `finalizations`: how often it was.
@@ -60,6 +61,7 @@ class Update:
     held: bool = False
     no_storage: bool = False
     attempt: int = 0
+    misses: int = 0
     staged: str = ""
     draining: bool = False
     drained: bool = False

@@ -44,6 +44,10 @@ def storage(node: ContainersStorage) -> Storage:
     return Storage(str(node.root), str(node.runroot))
 
 
+def whole(found: Contents) -> tuple[str, str, int]:
+    return found.digest, found.image_digest, found.size
+
+
 def refusal(node: ContainersStorage, reference: Reference = PINNED) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
         storage(node).check(reference)
@@ -58,9 +62,18 @@ def skopeo_copies(node: ContainersStorage) -> bool:
 
 
 def test_a_stored_image_is_complete(stocked: ContainersStorage) -> None:
-    assert storage(stocked).check(PINNED) == Contents(IMAGE.digest, IMAGE.digest, SIZE)
+    assert whole(storage(stocked).check(PINNED)) == (IMAGE.digest, IMAGE.digest, SIZE)
     assert storage(stocked).digest(TAGGED) == IMAGE.digest
     assert skopeo_copies(stocked)
+
+
+def test_a_stored_image_tells_its_version_and_layers(node: ContainersStorage) -> None:
+    image = images.os_image(version="417.94.7")
+    node.add(image, str(TAGGED))
+    found = storage(node).check(TAGGED.pinned(image.digest), describe=True)
+    assert found.description.version == "417.94.7"
+    assert [layer.digest for layer in found.layers] == [layer.digest for layer in image.layers]
+    assert storage(node).check(TAGGED.pinned(image.digest)).description.version == ""
 
 
 def test_an_image_that_was_removed_is_absent(stocked: ContainersStorage) -> None:
@@ -127,7 +140,7 @@ def test_an_image_pulled_by_an_indexs_digest_is_complete_by_it(node: ContainersS
         images.push(index, f"{registry.host}/team/os:multi")
         pinned = Reference.parse(f"{registry.host}/team/os@{index.digest}")
         node.podman("pull", "--tls-verify=false", "--quiet", str(pinned))
-    assert storage(node).check(pinned) == Contents(index.digest, IMAGE.digest, SIZE)
+    assert whole(storage(node).check(pinned)) == (index.digest, IMAGE.digest, SIZE)
     assert storage(node).check(pinned.pinned(IMAGE.digest)).digest == IMAGE.digest
 
 

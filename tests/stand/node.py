@@ -38,6 +38,14 @@ PYTHONPATH={SOURCE} exec /usr/bin/python3 -m tests.stand.rpmostreed.lockkey unlo
 """
 
 
+# All that the agent asks the program for; everything else goes over D-Bus.
+_RPM_OSTREE = """\
+#!/bin/sh
+[ "$*" = --version ] || exit 64
+printf "rpm-ostree:\\n Version: '{version}'\\n Git: none\\n Features:\\n  - container\\n"
+"""
+
+
 def agent_runtime() -> dict[str, Any]:
     """What the agent needs of an OS image: an interpreter and gi; the host's own, so that they also run."""
     interpreter = Path("/usr/bin/python3").resolve()
@@ -120,6 +128,8 @@ class Node:
             stdin=subprocess.DEVNULL,
         )
         self.machine.run(["mkdir", "-p", DESIRED])
+        version = rpmostreed.program_version(self.profile)
+        self.machine.write("/usr/local/bin/rpm-ostree", _RPM_OSTREE.format(version=version), 0o755)
         if "B" in self.profile:
             self.machine.write("/usr/local/bin/ostree", _UNLOCKING_OSTREE, 0o755)
 

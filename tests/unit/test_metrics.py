@@ -118,6 +118,13 @@ def test_a_hold_shows_why_and_how_long_at_the_moment_of_the_scrape() -> None:
     assert value(samples, "mcdaemon_next_retry_timestamp_seconds") == NOW + 30
 
 
+def test_the_versions_of_the_hosts_programs_are_labels_and_an_unknown_one_is_empty() -> None:
+    host = {"rpm-ostree": "2024.7", "ostree": "2024.8", "podman": "4.9.4", "skopeo": ""}
+    samples = scrape(dataclasses.replace(AT_REST, host=host))
+    labels = {"rpm_ostree": "2024.7", "ostree": "2024.8", "podman": "4.9.4", "skopeo": ""}
+    assert value(samples, "mcdaemon_host_info", **labels) == 1
+
+
 def test_a_node_that_is_not_held_has_every_reason_at_zero() -> None:
     samples = scrape(AT_REST)
     assert value(samples, "mcdaemon_held_seconds") == 0

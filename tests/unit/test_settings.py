@@ -96,6 +96,7 @@ health:
   node_kubeconfig: /var/lib/kubelet/kubeconfig
   node_name: worker-0
   unreachable_api: wait
+os: {downgrade: refuse}
 disruption: {policy_file: /etc/mcdaemon/policy.yaml}
 rpm_ostree: {call_timeout_seconds: 1, idle_timeout_seconds: 2}
 limits: {max_file_bytes: 1, max_total_bytes: 2, max_source_bytes: 3}
@@ -107,6 +108,7 @@ loop: {interval_seconds: 1}
     assert (made.images.timeout_seconds, made.limits.max_source_bytes, made.metrics.listen) == (2.5, 3, "")
     assert made.scripts[1] == Path("/usr/lib/greenboot/check") and made.health.unreachable_api == "wait"
     assert (made.health.node_kubeconfig, made.health.node_name) == ("/var/lib/kubelet/kubeconfig", "worker-0")
+    assert made.os.downgrade == "refuse"
     assert made.source.directory.pool == "infra" and made.disruption.policy_file == "/etc/mcdaemon/policy.yaml"
 
 
@@ -140,6 +142,9 @@ def test_a_number_is_a_number_and_not_negative(name: str, value: str) -> None:
         ("loop.interval_seconds", "0"),
         ("source.kind", "cluster"),
         ("source.kind", '""'),
+        ("os.downgrade", "deny"),
+        ("os.downgrade", '""'),
+        ("os.downgrade", "allow or refuse"),
         ("source.directory.path", "configs"),
         ("source.directory.path", "/a/../b"),
         ("source.directory.path", '""'),

@@ -18,7 +18,7 @@ FULL = Status(
     desired="rendered-2", update="rendered-2", os_image="quay.io/custom/os:1", digest="sha256:1",
     target_digest="sha256:2", release_image="quay.io/release/os:4", overridden_by="99-custom",
     hold="cannot find quay.io/x", error="manifest unknown", failed="rendered-0: kubelet.service is failed",
-    warnings=("cannot use the journal: torn",),
+    warnings=("cannot use the journal: torn",), host={"rpm-ostree": "2024.7", "podman": ""},
 )  # fmt: skip
 
 
