@@ -201,12 +201,12 @@ def torn(cut: Cut) -> list[str]:
     """What can be said of a cut without booting it: the file system is sound, the journal can be read, and each file of
     the configs is the old one, the new one, or not there."""
     disk = Disk(cut.image, cut.image.with_suffix(".mnt"))
+    unsound = disk.check()
     try:
         with disk:
             found = list(_torn(disk.folder))
     finally:
         disk.folder.rmdir()
-    unsound = disk.check()
     return [f"{cut}: {problem}" for problem in [*found, *([unsound] if unsound else [])]]
 
 
@@ -263,7 +263,10 @@ def _problems(node: OnDisk, ready: Ready, variant: Variant, said: str) -> Iterat
     if variant is Variant.WITHDRAWN:
         confirmed = any(line.startswith("confirm: ") for line in said.splitlines())
         wanted = ready.returned if confirmed else ready.withdrawn
-    yield from picture.differences(picture.picture(node), wanted)
+    found = picture.picture(node)
+    # Where a podman whose power was cut had put a layer; systemd-tmpfiles clears it.
+    found = {place: what for place, what in found.items() if not place.startswith("/var/tmp/storage")}
+    yield from picture.differences(found, wanted)
     state = node.machine.sysroot.stateroot / "var/lib/mcdaemon"
     yield from (f"the journal could not be used: {path.name}" for path in state.glob("*.alien-*"))
     early = node.machine.journal("mcdaemon-early.service")
