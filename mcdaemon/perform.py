@@ -506,6 +506,7 @@ class Performer:
             )
         else:
             commit.take_back(update.id, context.undo, context.root)
+            self._clear_lost_stage(facts, update)
         self._back_to_work(update)
         record = self._record()
         failed = record.failed
@@ -514,6 +515,15 @@ class Performer:
             failed = FailedTarget.of(update, decision.why)
         self._store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
+
+    def _clear_lost_stage(self, facts: Facts, update: Update) -> None:
+        """What was staged is forgotten with the boot, but its directory stays on the disk, with what was put into its
+        /etc, which can be secret. Nothing waits for that: rpm-ostree also removes it with its next deployment."""
+        if update.attempt and facts.staged is None and not facts.pending:
+            try:
+                self._context.rpmostree.cleanup("base")
+            except (Held, Transient, Broken) as error:
+                log.info("%s", error)
 
     def _apply_live(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
