@@ -86,6 +86,7 @@ class Observation:
     os_changes: bool = False  # ... and image or packages differ
     refusal: str = ""  # why desired cannot be reached from current
     failed_before: str = ""  # why desired was taken back the last time
+    stranded: bool = False  # the deployment from before the update is gone: there is no way back
     stood_back: str = ""  # desired was confirmed, and then somebody chose to boot an older deployment
     hold: str = ""  # what stands in the way right now
     drift: str = ""  # what differs from current on the booted root
@@ -96,7 +97,8 @@ class Observation:
 class Decision:
     """A step and the sentence for the log.
 
-    `remember`: the target failed and is not tried again by itself. `degraded`: at rest, but not as the config says.
+    `remember`: the target failed and is not tried again by itself. `degraded`: there is nothing to do, but the node is
+    not as the config says.
     """
 
     step: Step
@@ -128,7 +130,11 @@ def decide(o: Observation) -> Decision:
     if o.booted is Booted.TARGET:
         if u.applied:
             return Decision(Step.CONFIRM, "the target was validated and is kept")
-        if u.rolled_back:
+        if u.rolled_back and o.stranded and o.health is not Health.GOOD:
+            if o.desired != u.desired:
+                return Decision(Step.CONFIRM, "not healthy, but where another config starts from", remember=True)
+            return Decision(Step.HOLD, f"there is no way back; repair it or desire another: {u.failure}", degraded=True)
+        if u.rolled_back and not o.stranded:
             return Decision(Step.ROLL_BACK, f"the way back is not complete: {u.failure}")
         if u.rebooting:
             return Decision(Step.REBOOT, "the early unit completed the files, and services have read the older ones")

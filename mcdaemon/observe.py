@@ -341,7 +341,9 @@ class Observer:
         progress = self._progress(facts)
         if progress is not None and trouble:
             progress = dataclasses.replace(progress, failure=progress.failure or trouble)
-        return _with(facts, booted=Booted.TARGET, health=verdict, update=progress)
+        known = boot.entries(self._context.machine.boot, self._context.machine.sysroot)
+        stranded = all(entry.deployment != update.source for entry in known)
+        return _with(facts, booted=Booted.TARGET, health=verdict, update=progress, stranded=stranded)
 
     def _health(self, update: Update) -> tuple[Health, str]:
         if self._look_only:

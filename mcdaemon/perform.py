@@ -188,7 +188,10 @@ class Performer:
             update = dataclasses.replace(
                 update, digest=facts.resolution.digest, image_digest=facts.resolution.image_digest
             )
-        self._store(dataclasses.replace(self._record(), update=update))
+        record = self._record()
+        self._store(dataclasses.replace(record, update=update))
+        if record.failed is not None and update.digest and update.digest == record.failed.digest:
+            log.warning("%s goes to %s, which has failed before, with %s", update.name, update.digest, record.failed)
         return update
 
     # -- staging ----------------------------------------------------------------------------------------------------
@@ -467,7 +470,7 @@ class Performer:
         else:
             self._context.logind.reboot()
 
-    def _confirm(self, facts: Facts, _decision: Decision) -> None:
+    def _confirm(self, facts: Facts, decision: Decision) -> None:
         update = _update(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
         self._note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
@@ -476,10 +479,13 @@ class Performer:
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
         digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._record().digest
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
-        confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
-        self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest, confirmed=confirmed))
+        record = dataclasses.replace(self._record(), update=None, digest=digest)
+        if not decision.remember:
+            confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
+            record = dataclasses.replace(record, failed=None, confirmed=confirmed)
+        self._store(record)
         self._forget(update)
-        if not update.live:
+        if not update.live and not decision.remember:
             for said in health.told(self._context.runtime):
                 log.warning("wanted, but not required: %s", said)
             self._run_scripts(greenboot.GREEN)

@@ -68,7 +68,7 @@ class Reporter:
 
     def performed(self, facts: Facts, decision: Decision, seconds: float) -> None:
         """The step was taken."""
-        if decision.step in _RESULTS:
+        if decision.step in _RESULTS and not (decision.step is Step.CONFIRM and decision.remember):
             self._count(_RESULTS[decision.step].value)
             self._set(f"{_RESULTS[decision.step].value}_at", int(time.time()))
         if decision.step in (Step.REBOOT, Step.ROLL_BACK):
@@ -182,7 +182,7 @@ class Reporter:
 def _state(facts: Facts, decision: Decision) -> State:
     if decision.step is Step.REJECT:
         return State.UNRECONCILABLE
-    if decision.step is Step.HOLD and facts.observation.failed_before:
+    if decision.step is Step.HOLD and (facts.observation.failed_before or decision.degraded):
         return State.DEGRADED
     if decision.step is Step.REST:
         return State.DEGRADED if decision.degraded else State.DONE
@@ -209,7 +209,9 @@ def _same_image(facts: Facts) -> str:
     failed, update = facts.journal.failed, facts.update
     if failed is None or update is None or not failed.digest or failed.desired == update.desired:
         return ""
-    return f"{update.digest} has failed before, with {failed}" if update.digest == failed.digest else ""
+    return (
+        f"it goes to {update.digest}, which has failed before, with {failed}" if update.digest == failed.digest else ""
+    )
 
 
 def _hold(facts: Facts, decision: Decision) -> Optional[HoldReason]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
+from collections.abc import Callable
 
 from mcdaemon.errors import Broken
 from mcdaemon.host import files, users
 from mcdaemon.host.files import Entry, Kind
 from mcdaemon.host.root import Root
-from mcdaemon.update.payload import Payload, Shelf, capture
+from mcdaemon.update.payload import Payload, Shelf, capture, parents
 
 
 def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bool] = lambda path: True) -> None:
@@ -65,18 +64,18 @@ def remember(payload: Payload, undo: Shelf, root: Root, chosen: Callable[[str], 
         return
     if not chosen("/etc/shadow"):
         payload = dataclasses.replace(payload, passwords=())
-    paths = [path for path, _node in payload.entries if chosen(path)]
-    record, items = capture(payload.id, payload, root, [*paths, *_directories_to_come(root, paths)])
+    paths = {path for path, _node in payload.entries if chosen(path)} | _directories_to_make(payload, root, chosen)
+    record, items = capture(payload.id, payload, root, paths)
     for path, node in record.entries:
         if node.kind is Kind.OTHER:
             raise Broken(f"cannot replace {path}: a {node.kind.value} stands there", "remove it")
     undo.save(record, items)
 
 
-def _directories_to_come(root: Root, paths: Iterable[str]) -> set[str]:
-    """The directories above the paths that are not there yet: they are made with the files, and go with them."""
-    above = {os.fspath(parent) for path in paths for parent in PurePosixPath(path).parents}
-    return {path for path in above - {"/"} if files.read_node(root, path).kind is Kind.ABSENT}
+def _directories_to_make(payload: Payload, root: Root, chosen: Callable[[str], bool]) -> set[str]:
+    """What is not there yet above the payload's paths: it is made for them, and has to go with them."""
+    above = {parent for path, node in payload.entries if node.kind is not Kind.ABSENT for parent in parents(path)}
+    return {path for path in above - {"/"} if chosen(path) and files.read_node(root, path).kind is Kind.ABSENT}
 
 
 def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None:

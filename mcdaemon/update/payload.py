@@ -66,7 +66,7 @@ class Payload:
     def implied_directories(self) -> frozenset[str]:
         """Paths that were a file in the old config and are a directory in the new one: the file has to go, and then
         something else of the payload is below (field case FILE-13)."""
-        above = {parent for path, node in self.entries if node.kind is not Kind.ABSENT for parent in _parents(path)}
+        above = {parent for path, node in self.entries if node.kind is not Kind.ABSENT for parent in parents(path)}
         return frozenset(path for path, node in self.entries if node.kind is Kind.ABSENT and path in above)
 
 
@@ -194,7 +194,7 @@ def build(
     return _payload(identity, new.identity, items, _passwords(new, old)), items
 
 
-def _parents(path: str) -> list[str]:
+def parents(path: str) -> list[str]:
     return [os.fspath(parent) for parent in PurePosixPath(path).parents]
 
 
@@ -202,7 +202,7 @@ def _in_the_way(path: str, items: Mapping[str, Entry]) -> bool:
     """Whether something of the config stands below the path, or a file or link of it above: no default fits there."""
     present = {other: entry.node.kind for other, entry in items.items() if entry.node.kind is not Kind.ABSENT}
     return any(other.startswith(path + "/") for other in present) or any(
-        present.get(parent) in (Kind.FILE, Kind.LINK) for parent in _parents(path)
+        present.get(parent) in (Kind.FILE, Kind.LINK) for parent in parents(path)
     )
 
 

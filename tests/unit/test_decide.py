@@ -453,6 +453,26 @@ def test_an_older_deployment_with_an_update_in_flight_is_the_updates_matter() ->
     assert decide(o).step is Step.DISCARD
 
 
+@pytest.mark.parametrize("health", Health)
+@pytest.mark.parametrize("desired", ["new", "old", None])
+def test_a_failed_target_without_a_way_back_is_held_until_it_is_well_or_another_config_is_desired(
+    health: Health, desired: Optional[str]
+) -> None:
+    update = Progress("new", rolled_back=True, failure="kubelet.service is failed")
+    d = decide(Observation(desired, "new", update, Booted.TARGET, health=health, stranded=True))
+    if health is Health.GOOD:
+        assert d == Decision(Step.CONFIRM, d.why)
+    elif desired == "new":
+        assert (d.step, d.degraded) == (Step.HOLD, True) and "kubelet.service is failed" in d.why
+    else:
+        assert (d.step, d.remember) == (Step.CONFIRM, True)
+
+
+def test_the_way_back_is_tried_once_before_it_counts_as_gone() -> None:
+    o = Observation("new", "new", Progress("new"), Booted.TARGET, health=Health.BAD, stranded=True)
+    assert (decide(o).step, decide(o).remember) == (Step.ROLL_BACK, True)
+
+
 @pytest.mark.parametrize("state", [Staged.NONE, Staged.OTHER, Staged.OS_ONLY])
 def test_what_is_staged_and_changed_by_somebody_else_after_the_drain_gives_the_node_back_first(state: Staged) -> None:
     node = Node(CHANGES["packages only"])
