@@ -148,7 +148,6 @@ def test_plan_says_what_is_missing_and_changes_nothing(small: Small, push: Push)
 def test_an_image_that_is_there_already_needs_no_room_for_its_layers(small: Small, push: Push, base: str) -> None:
     """The way back: its layers are the rollback deployment's."""
     target, node = large(push), small()
-    settle(node, first=machine_config("50-old", os_image=base))
     settle(node, first=machine_config("50-new", os_image=target))
     leave(node, 90 * MIB)
     settle(node, first=machine_config("50-old", os_image=base))
@@ -256,6 +255,15 @@ def test_a_kernel_larger_than_anybody_thought_is_measured_before_the_drain(small
     through_gate(node)
     assert node.boots == 1
     rests_on(node, "50-new")
+
+
+def test_the_way_back_to_a_kernel_that_is_in_boot_needs_no_room_there(small: Small, push: Push, base: str) -> None:
+    """The rollback deployment's; nobody has to remove it for that (TXN-03)."""
+    target, node = with_kernel(push, 4 * MIB), small(boot=16 * MIB)
+    settle(node, first=machine_config("50-new", os_image=target))
+    leave(node, MIB, "boot")
+    settle(node, first=machine_config("50-old", os_image=base))
+    rests_on(node, "50-old")
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -76,6 +76,19 @@ def test_image_package_and_arguments_take_two_transactions_and_one_reboot(
     rests_on(node, "50-new")
 
 
+def test_a_host_without_podman_has_no_local_copies_and_goes_on(node: Node, push: Push) -> None:
+    node.machine.run(["mount", "--bind", "/dev/null", "/usr/bin/podman"])
+    image = push(next_image("417.94.30"), "os:v30")
+    node.desire(first=machine_config("50-app", os_image=image))
+    said = node.once(expect=3)
+    assert "drain:" in said and "rpm-ostree: Pulling manifest: ostree-unverified-registry:" in said
+    host = status(node)["host"]
+    assert host["podman"] == "" and host["skopeo"]
+    through_gate(node)
+    rests_on(node, "50-app")
+    assert status(node)["host"]["podman"], "another boot, and it is asked again"
+
+
 # -- success that is none ---------------------------------------------------------------------------------------------
 
 
