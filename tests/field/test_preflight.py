@@ -16,6 +16,7 @@ from tests.field.conftest import FieldNode, MakeNode, Push
 from tests.field.evidence import (
     NEW,
     OLD,
+    Agent,
     fingerprint,
     gated,
     is_new,
@@ -135,6 +136,20 @@ def test_an_image_that_does_not_fit_is_not_fetched_until_there_is_room(
     through_gate(node)
     assert node.boots == 1 and node.machine.exists("/usr/share/stand/large")
     rests_on(node, "50-new")
+
+
+def test_the_agent_looks_again_by_itself_and_goes_on(small: Small, push: Push) -> None:
+    """By the backoff for holds, whatever the interval of the loop is."""
+    target, node = large(push), small(settings=gated(loop="{interval_seconds: 3600}"))
+    filler = leave(node, 100 * MIB)
+    node.desire(first=machine_config("50-new", os_image=target))
+    agent = Agent.start(node, "run")
+    try:
+        agent.wait_for("hold: cannot stage 50-new")
+        filler.unlink()
+        agent.wait_for("drain: staged and verified")
+    finally:
+        agent.kill()
 
 
 def test_plan_says_what_is_missing_and_changes_nothing(small: Small, push: Push) -> None:
