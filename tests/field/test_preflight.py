@@ -17,6 +17,7 @@ from tests.field.evidence import (
     NEW,
     OLD,
     Agent,
+    faults,
     fingerprint,
     gated,
     is_new,
@@ -206,6 +207,18 @@ def test_a_live_change_is_not_measured(small: Small) -> None:
     said = node.once()
     assert "apply-live:" in said and node.boots == boots, said
     rests_on(node, "50-app")
+
+
+def test_a_fetch_that_stands_still_is_cancelled_and_made_again(make_node: MakeNode, push: Push) -> None:
+    """IMG-50, IMG-51: no progress for `idle_timeout_seconds`, whatever the reason; the node works on meanwhile."""
+    node = make_node(settings=gated(rpm_ostree="{idle_timeout_seconds: 5}"))
+    faults(node, delay={"at": "after-manifest", "seconds": 600}, once=True)
+    node.desire(first=machine_config("50-new", os_image=newer(push)))
+    said = node.once(expect=3)
+    assert "no sign of life for 5 s: the transaction is cancelled" in said and "drain:" not in said
+    assert status(node)["state"] == "Working" and node.boots == 0
+    through_gate(node)
+    rests_on(node, "50-new")
 
 
 # -- inodes -----------------------------------------------------------------------------------------------------------
