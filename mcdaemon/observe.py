@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -133,7 +134,9 @@ class Observer:
             ) from error
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
-        others = otheragents.scheduled(self._context.systemd, self._context.machine.top)
+        others: tuple[otheragents.OtherAgent, ...] = ()
+        with contextlib.suppress(Failure):  # a node at rest needs nobody, and no bus either
+            others = otheragents.scheduled(self._context.systemd, self._context.machine.top)
         facts = dataclasses.replace(
             facts,
             notes=(*payload.notes(current, self._context.root), *health.told(self._context.runtime)),
@@ -300,11 +303,10 @@ class Observer:
         if not plan.reboot or (facts.staged is not None and facts.update is not None and facts.update.attempt):
             return
         machine, booted = self._context.machine, next((d for d in facts.deployments if d.booted), None)
-        kernel = bool(plan.image or plan.packages.remove_base or plan.packages.reset_base)
         packages = plan.os_changes and bool(plan.packages.install or (booted is not None and booted.requested))
         target = preflight.Target(facts.resolution if plan.image else None, extensions, packages)
         needs = preflight.needs(machine, target)
-        if kernel:
+        if plan.packages.remove_base or plan.packages.reset_base or preflight.to_fetch(machine, target.image):
             need = preflight.estimated_kernel(machine, facts.booted)
             early = facts.versions.prunes_boot_early
             needs.append(preflight.less_what_is_dropped(need, machine, facts.deployments, early))

@@ -1,7 +1,8 @@
 """Other programs that bring this node to an OS or a config of their own: they are named, and nothing is staged beside
 them, because there is one place for a staged deployment and one /etc.
 
-`rpm-ostree-countme` only counts, and is none of them.
+`rpm-ostree-countme` only counts, and is none of them. mcdaemon does not register itself as rpm-ostree's driver: that
+would overwrite who is registered, fail a transaction whose caller has no unit (1.9), and last only until the reboot.
 """
 
 from __future__ import annotations

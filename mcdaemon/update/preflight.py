@@ -5,7 +5,8 @@ What is needed, by file system; two places on the same one are added up:
 - /ostree: the layers that are not imported yet, 2.5 times their compressed size, and what libostree keeps free, 3 % if
   not configured otherwise (rpm-ostree.md 5.9); an allowance for layered packages; the new deployment itself;
 - /boot: kernel and initramfs. How large the new ones are nobody knows before the fetch: they are taken to be those of
-  the booted deployment and a bit more. Once staged, they are measured (`kernel_need`);
+  the booted deployment and a bit more. Once staged, they are measured (`kernel_need`). An image that is imported
+  already costs no fetch, so nothing is guessed: it may well be the rollback deployment's, with its kernel in place;
 - /var/tmp, for a local copy: containers/image unpacks one layer at a time there before it hands it over (IMG-43);
 - containers-storage, for an extensions image that has to be pulled.
 
@@ -125,7 +126,7 @@ def needs(machine: Machine, target: Target) -> list[Need]:
     """All that `target` needs besides a kernel on /boot."""
     repo = machine.sysroot / "ostree/repo"
     found = [Need(repo, "/sysroot", "the new deployment", DEPLOYMENT, _INODES)]
-    missing = _missing(repo, target.image)
+    missing = to_fetch(machine, target.image)
     if missing:
         whole = unpacked(missing)
         what = f"{len(missing)} of {_layers(target.image)} layers of the image, unpacked"
@@ -155,11 +156,12 @@ def estimated_kernel(machine: Machine, booted: str) -> Need:
     return Need(machine.boot, "/boot", "a kernel like the booted one", whole, 16, _BOOT_HINT)
 
 
-def _missing(repo: Path, image: Optional[Resolution]) -> tuple[Blob, ...]:
+def to_fetch(machine: Machine, image: Optional[Resolution]) -> tuple[Blob, ...]:
+    """The layers of an image that are not in the repository yet; none when there is no image."""
     if image is None or image.contents is None:
         return ()
     layers = {blob.digest: blob for blob in image.contents.layers}
-    gone = space.not_imported(repo, layers)
+    gone = space.not_imported(machine.sysroot / "ostree/repo", layers)
     return tuple(blob for digest, blob in layers.items() if digest in gone)
 
 

@@ -16,6 +16,8 @@ from tests.field.conftest import FieldNode, MakeNode, Push
 from tests.field.evidence import (
     NEW,
     OLD,
+    Agent,
+    faults,
     fingerprint,
     gated,
     is_new,
@@ -137,6 +139,20 @@ def test_an_image_that_does_not_fit_is_not_fetched_until_there_is_room(
     rests_on(node, "50-new")
 
 
+def test_the_agent_looks_again_by_itself_and_goes_on(small: Small, push: Push) -> None:
+    """By the backoff for holds, whatever the interval of the loop is."""
+    target, node = large(push), small(settings=gated(loop="{interval_seconds: 3600}"))
+    filler = leave(node, 100 * MIB)
+    node.desire(first=machine_config("50-new", os_image=target))
+    agent = Agent.start(node, "run")
+    try:
+        agent.wait_for("hold: cannot stage 50-new")
+        filler.unlink()
+        agent.wait_for("drain: staged and verified")
+    finally:
+        agent.kill()
+
+
 def test_plan_says_what_is_missing_and_changes_nothing(small: Small, push: Push) -> None:
     target, node = large(push), small()
     leave(node, 100 * MIB)
@@ -148,7 +164,6 @@ def test_plan_says_what_is_missing_and_changes_nothing(small: Small, push: Push)
 def test_an_image_that_is_there_already_needs_no_room_for_its_layers(small: Small, push: Push, base: str) -> None:
     """The way back: its layers are the rollback deployment's."""
     target, node = large(push), small()
-    settle(node, first=machine_config("50-old", os_image=base))
     settle(node, first=machine_config("50-new", os_image=target))
     leave(node, 90 * MIB)
     settle(node, first=machine_config("50-old", os_image=base))
@@ -192,6 +207,18 @@ def test_a_live_change_is_not_measured(small: Small) -> None:
     said = node.once()
     assert "apply-live:" in said and node.boots == boots, said
     rests_on(node, "50-app")
+
+
+def test_a_fetch_that_stands_still_is_cancelled_and_made_again(make_node: MakeNode, push: Push) -> None:
+    """IMG-50, IMG-51: no progress for `idle_timeout_seconds`, whatever the reason; the node works on meanwhile."""
+    node = make_node(settings=gated(rpm_ostree="{idle_timeout_seconds: 5}"))
+    faults(node, delay={"at": "after-manifest", "seconds": 600}, once=True)
+    node.desire(first=machine_config("50-new", os_image=newer(push)))
+    said = node.once(expect=3)
+    assert "no sign of life for 5 s: the transaction is cancelled" in said and "drain:" not in said
+    assert status(node)["state"] == "Working" and node.boots == 0
+    through_gate(node)
+    rests_on(node, "50-new")
 
 
 # -- inodes -----------------------------------------------------------------------------------------------------------
@@ -256,6 +283,15 @@ def test_a_kernel_larger_than_anybody_thought_is_measured_before_the_drain(small
     through_gate(node)
     assert node.boots == 1
     rests_on(node, "50-new")
+
+
+def test_the_way_back_to_a_kernel_that_is_in_boot_needs_no_room_there(small: Small, push: Push, base: str) -> None:
+    """The rollback deployment's; nobody has to remove it for that (TXN-03)."""
+    target, node = with_kernel(push, 4 * MIB), small(boot=16 * MIB)
+    settle(node, first=machine_config("50-new", os_image=target))
+    leave(node, MIB, "boot")
+    settle(node, first=machine_config("50-old", os_image=base))
+    rests_on(node, "50-old")
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -4,6 +4,8 @@ those that report success and do nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,9 @@ from tests.field.evidence import (
     transactions,
     validated,
 )
+from tests.field.test_kernel_type import kernels, realtime, with_kernel_packages
 from tests.stand.configs import machine_config
+from tests.stand.images import KERNEL, extensions_image
 from tests.stand.incidents import FILES, WORKLOAD
 from tests.stand.node import Node, next_image
 
@@ -74,6 +78,19 @@ def test_image_package_and_arguments_take_two_transactions_and_one_reboot(
     assert node.machine.exists("/usr/bin/usbguard") and "nosmt console=ttyS0" in node.machine.read("/proc/cmdline")
     assert "417.94.30" in node.machine.read("/etc/os-release")
     rests_on(node, "50-new")
+
+
+def test_a_host_without_podman_has_no_local_copies_and_goes_on(node: Node, push: Push) -> None:
+    node.machine.run(["mount", "--bind", "/dev/null", "/usr/bin/podman"])
+    image = push(next_image("417.94.30"), "os:v30")
+    node.desire(first=machine_config("50-app", os_image=image))
+    said = node.once(expect=3)
+    assert "drain:" in said and "rpm-ostree: Pulling manifest: ostree-unverified-registry:" in said
+    host = status(node)["host"]
+    assert host["podman"] == "" and host["skopeo"]
+    through_gate(node)
+    rests_on(node, "50-app")
+    assert status(node)["host"]["podman"], "another boot, and it is asked again"
 
 
 # -- success that is none ---------------------------------------------------------------------------------------------
@@ -131,3 +148,26 @@ def test_arguments_that_were_not_staged_are_found_out_too(old: Node) -> None:
     is_old(old)
     through_gate(old)
     rests_on(old, "50-new")
+
+
+def test_base_packages_that_were_not_put_back_are_found_out_and_nothing_is_drained(
+    make_node: MakeNode, push: Push, tmp_path: Path
+) -> None:
+    """TXN-27: resetting overrides does nothing. For a kernel that leaves a tree without any, which libostree refuses; a
+    quieter one is told by the requested sets (tests/unit/test_stage.py)."""
+    image, packages = push(with_kernel_packages(), "os:kernels"), push(extensions_image(realtime(tmp_path)), "ext:rt")
+    node = make_node(image)
+    common: dict[str, Any] = {"os_image": image, "extensions_image": packages}
+    settle(node, first=machine_config("50-rt", kernel_type="realtime", **common))
+    booted = kernels(node)
+    faults(node, ignore_resets=True, once=True)
+    boots = node.boots
+    open_gate(node)
+    node.desire(first=machine_config("50-plain", **common))
+    said = node.once(expect=3)
+    assert "drain:" not in said and node.boots == boots and kernels(node) == booted, said
+    assert status(node)["state"] == "Degraded" and "kernel" in status(node)["failed"]
+    node.mcdaemon("retry")
+    through_gate(node)
+    assert kernels(node) == {KERNEL} and node.boots == boots + 1
+    rests_on(node, "50-plain")
