@@ -127,12 +127,27 @@ class Performer:
             if not self._too_often(decision, error):
                 raise
             self._write_off(error)
+        except Held as error:
+            if error.reason is HoldReason.SPACE and decision.step in _OUT_OF_SERVICE:
+                self._retreat(facts, decision, error)
+            raise
         except Broken as error:
             if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
                 raise
             if decision.step in _ABOUT_A_DEPLOYMENT and self._moved(facts):
                 raise Transient(f"somebody else's deployments took the place of ours: {error.sentence}") from error
             self._write_off(error)
+
+    def _retreat(self, facts: Facts, decision: Decision, error: Held) -> None:
+        """A node does not wait out of service for space: what is finalized goes, which also frees some, and the update
+        begins again from where space is asked for before the drain (TXN-33). Where not even that can be written, the
+        next rounds go on with it."""
+        machine, update = self._context.machine, facts.update
+        with contextlib.suppress(Failure):
+            if update is not None and decision.step is Step.FINALIZE:
+                self._back_to_work(update)  # first: nothing is written outside of the staged deployment yet
+            now = dataclasses.replace(facts, staged=machine.staged(), pending=machine.pending())
+            self._discard(now, Decision(Step.DISCARD, str(error)))
 
     def _write_off(self, error: Failure) -> NoReturn:
         """The target cannot be reached: `decide` drops it next, and remembers."""
@@ -584,6 +599,9 @@ class Performer:
         self._context.images.forget()
         self._release(update)
 
+
+_OUT_OF_SERVICE = frozenset({Step.FINALIZE, Step.COMMIT_FILES, Step.VERIFY_ROOT})
+"""Steps of a drained node before its reboot was asked for."""
 
 _CAN_FAIL_THE_TARGET = frozenset(
     {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -176,7 +177,9 @@ class Reporter:
     def _set(self, name: str, value: int) -> None:
         counts = self._load()
         counts[name] = value
-        files.write_atomic(self._counters, json.dumps(counts).encode())
+        # A full disk is told as the failure of a step; that it cannot be counted as well ends no agent.
+        with contextlib.suppress(Failure):
+            files.write_atomic(self._counters, json.dumps(counts).encode())
 
 
 def _state(facts: Facts, decision: Decision) -> State:

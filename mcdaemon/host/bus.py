@@ -43,6 +43,8 @@ def failure(error: GLib.Error, doing: str) -> Failure:
     sentence = f"cannot {doing}: {text}"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.BUSY) or name.endswith("dquark.Code26"):
         return Held(HoldReason.OTHER_CLIENT, sentence, "another program drives the OS right now")
+    if "No space left on device" in text:
+        return Held(HoldReason.SPACE, sentence, "free space on the disk")
     if "Reboot initiated" in text:
         return Held(HoldReason.OTHER_CLIENT, sentence, "the machine is about to reboot")
     passing = ("NoReply", "TimedOut", "Timeout", "NameHasNoOwner", "Disconnected", "ServiceUnknown")

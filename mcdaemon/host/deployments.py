@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from gi.repository import GLib
 
-from mcdaemon.errors import Broken, Failure, Transient, from_os_error
+from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient, from_os_error
 from mcdaemon.host import boot, process
 from mcdaemon.host.bus import Systemd
 from mcdaemon.host.namespace import with_writable
@@ -28,6 +28,9 @@ FINALIZE_TIMEOUT = 330.0
 
 _STAGED = "run/ostree/staged-deployment"
 _LOCK_FILE = "run/ostree/staged-deployment-locked"
+_TIGHT = 1 << 20
+"""Bytes; with less free than this a failed finalization is put down to want of space."""
+
 _SYSROOT_LOCK = "ostree/lock"
 _F_OFD_GETLK = 36
 _TIMEOUT = 60.0
@@ -165,7 +168,8 @@ class Machine:
     def finalize(self, systemd: Systemd, name: str) -> None:
         """Merge /etc and write the boot entry of `name` now, with the node up: the unit's stop does it (vm.md 10).
 
-        Raises Broken with libostree's own text when it failed; the staged deployment is gone then (5.2, step 5).
+        Raises Broken with libostree's own text when it failed, Held for want of room: the staged deployment is gone
+        then (5.2, step 5).
         """
         before = self.stamp()
         result = self._stop_finalizer(systemd)
@@ -175,6 +179,7 @@ class Machine:
         if text:
             self._forget_failure()
         self._announce()
+        self._check_room(text or f"the job ended with {result!r}")
         if self.staged() is not None:
             raise Transient(
                 f"cannot finalize: {FINALIZE_UNIT} stopped with {result!r} and left the deployment staged",
@@ -198,6 +203,18 @@ class Machine:
             except Broken as error:
                 result = error.sentence
         return result
+
+    def _check_room(self, text: str) -> None:
+        """On a full disk libostree cannot even leave its words (5.6). Raises Held with the numbers."""
+        for place in (self.boot, self.sysroot):
+            found = os.statvfs(place)
+            left = found.f_bavail * found.f_frsize
+            if left < _TIGHT or (found.f_files and not found.f_favail):
+                raise Held(
+                    HoldReason.SPACE,
+                    f"cannot finalize: {text}; {left >> 10} KiB and {found.f_favail} inodes are free on {place}",
+                    "make room there",
+                )
 
     def _announce(self) -> None:
         """rpm-ostreed takes what is gone for staged until it sees a new time stamp there, which libostree writes only

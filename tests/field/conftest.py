@@ -101,10 +101,13 @@ class Copy(Node):
     """A node from a copy of another one's disk."""
 
     def __init__(self, disk: Path, folder: Path, settings: str) -> None:
-        folder.mkdir()
+        self._make_folder(folder)
         # One `cp` for all of it, so that files that are one in repository and deployments stay one.
         subprocess.run(["cp", "-a", str(disk / "sysroot"), str(folder)], check=True, timeout=60)
         super().__init__(folder, "", settings=settings)
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir()
 
     def _install_os(self, image: str, kargs: Sequence[str], transport: str) -> None:
         """It is on the disk."""
