@@ -32,6 +32,14 @@ test: deps $(ARCHIVE) ## Run all tests and linters
 test-unit: deps ## Run the tests that touch nothing but memory and a temporary directory
 	$(IN_VENV) -m pytest tests/unit
 
+.PHONY: model
+model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers
+	$(IN_VENV) -m tests.model
+
+.PHONY: picture
+picture: deps ## Draw the states and steps anew, in the README and tests/model/steps.svg
+	$(IN_VENV) -m tests.model.picture
+
 .PHONY: lint
 lint: deps ## Check style, types and the direction of imports
 	$(IN_VENV) -m ruff check .
