@@ -44,6 +44,14 @@ test-crash: deps $(ARCHIVE) ## Kill the agent at every effect (hours); SCENARIO=
 	$(IN_VENV) -m tests.crash.everywhere --scenario=$(SCENARIO) --stride=$(STRIDE) --offset=$(OFFSET) --point=$(POINT) \
 		--variant=$(VARIANT)
 
+.PHONY: model
+model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers
+	$(IN_VENV) -m tests.model
+
+.PHONY: picture
+picture: deps ## Draw the states and steps anew, in the README and tests/model/steps.svg
+	$(IN_VENV) -m tests.model.picture
+
 .PHONY: lint
 lint: deps ## Check style, types and the direction of imports
 	$(IN_VENV) -m ruff check .

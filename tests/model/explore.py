@@ -44,45 +44,50 @@ def explore(kind: Kind, decide: Decide, faults: int) -> Exploration:
     return _Explorer(kind, decide).run(faults)
 
 
+def visited(kind: Kind, decide: Decide, faults: int) -> tuple[Node, ...]:
+    """All of the states that `explore` looks at."""
+    explorer = _Explorer(kind, decide)
+    explorer.run(faults)
+    return tuple(explorer.parents)
+
+
 class _Explorer:
     def __init__(self, kind: Kind, decide: Decide) -> None:
         self._kind = kind
         self._plain = decide
-        self._parents: dict[Node, tuple[Optional[Node], str]] = {}
+        self.parents: dict[Node, tuple[Optional[Node], str]] = {}
         self._calm: set[Node] = set()
         self._found = Exploration(kind)
         self._decided: dict[Observation, Decision] = {}
 
     def run(self, faults: int) -> Exploration:
         """One layer for each number of disturbances; a state counts in the first that it is met in."""
-        first = world.normal(start(self._kind))
-        self._parents[first] = (None, "at rest")
-        layer = [first]
+        layer: dict[Node, tuple[Optional[Node], str]] = {world.normal(start(self._kind)): (None, "at rest")}
         for disturbed in range(faults + 1):
-            following: list[Node] = []
-            queue = deque(layer)
+            # Only now: what a disturbance leads to may be met in this layer without it.
+            fresh = [node for node in layer if node not in self.parents]
+            self.parents.update((node, layer[node]) for node in fresh)
+            queue, layer = deque(fresh), {}
             while queue:
                 node = queue.popleft()
                 why, way = self._wrong(node)
                 if why:
                     return self._counterexample(why, self._path(node) + way)
-                self._meet(node, world.ordinary(self._kind, node, self._decide), queue)
+                for what, after in self._outcomes(world.ordinary(self._kind, node, self._decide)):
+                    if after not in self.parents:
+                        self.parents[after] = (node, what)
+                        queue.append(after)
                 if disturbed < faults:
-                    self._meet(node, world.disturbances(self._kind, node), following)
-            layer = following
-            self._found.layers.append(len(self._parents))
-            if not layer:
-                break
-        self._found.states = len(self._parents)
+                    for what, after in self._outcomes(world.disturbances(self._kind, node)):
+                        layer.setdefault(after, (node, what))
+            self._found.layers.append(len(self.parents))
+        self._found.states = len(self.parents)
         return self._found
 
-    def _meet(self, node: Node, outcomes: Iterable[Outcome], ahead: Union[deque[Node], list[Node]]) -> None:
+    def _outcomes(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         for what, after in outcomes:
             self._found.transitions += 1
-            after = world.normal(after)
-            if after not in self._parents:
-                self._parents[after] = (node, what)
-                ahead.append(after)
+            yield what, world.normal(after)
 
     def _wrong(self, node: Node) -> tuple[str, list[tuple[str, Node]]]:
         why = self._look(node)
@@ -156,12 +161,12 @@ class _Explorer:
         path = []
         at: Optional[Node] = node
         while at is not None:
-            before, what = self._parents[at]
+            before, what = self.parents[at]
             path.append((what, at))
             at = before
         return path[::-1]
 
     def _counterexample(self, why: str, trace: list[tuple[str, Node]]) -> Exploration:
-        self._found.states = len(self._parents)
+        self._found.states = len(self.parents)
         self._found.wrong, self._found.trace = why, trace
         return self._found

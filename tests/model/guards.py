@@ -77,7 +77,9 @@ def without(guard: Guard) -> Decide:
     functions: list[ast.stmt] = []
     for node in ast.parse(SOURCE.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            functions.append(ast.fix_missing_locations(change.visit(node)))
+            changed = ast.fix_missing_locations(change.visit(node))
+            assert isinstance(changed, ast.FunctionDef)
+            functions.append(changed)
     assert change.done, guard
     module = types.ModuleType("decide_without_a_guard")
     # Its classes are those of the real module: what it gets and gives is compared with them.

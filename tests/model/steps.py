@@ -105,7 +105,7 @@ def _discarded(node: Node) -> Iterator[Effect]:
         yield E.DROP_UNDO
     yield from _back_to_work(node)
     yield E.NOTE_DISCARDED
-    yield E.DROP_PAYLOAD
+    yield from (E.DROP_PAYLOAD, E.DROP_UNDO)
     if update.held:
         yield E.RELEASE_IMAGE
 

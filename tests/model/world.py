@@ -116,7 +116,8 @@ def _accidents(kind: Kind, node: Node) -> Iterator[Outcome]:
         # Together with a reboot into what is finalized nothing tells any more what belongs to whom.
         yield "the journal is damaged", node._replace(torn=True)
     yield from power_cut(node)
-    if node.update is not None and len(node.entries) > 1:
+    # Nor with another root: a record that was lost says nothing of who belongs to which.
+    if node.update is not None and node.update.desired and not node.torn and len(node.entries) > 1:
         for words, cut in power_cut(node, hand=True):
             yield f"{words}; somebody chooses the other boot entry", cut
 
