@@ -13,6 +13,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -61,10 +62,15 @@ def run(scenario: Scenario, place: Ground, options: argparse.Namespace) -> int:
     outcomes = []
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(_work, *kill) for kill in kills]):
-            outcomes.append(done.result())
-            if outcomes[-1].problems:
-                _report(outcomes[-1])
+        try:
+            for done in concurrent.futures.as_completed([pool.submit(_work, *kill) for kill in kills]):
+                outcomes.append(done.result())
+                if outcomes[-1].problems:
+                    _report(outcomes[-1])
+        except BaseException:
+            # Interrupted: what runs comes to its end and removes its node, what waits is not begun.
+            pool.shutdown(cancel_futures=True)
+            raise
     killed = sum(outcome.killed is not None for outcome in outcomes)
     failures = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{scenario.name}: {len(points)} kill points, {killed} kills done, {len(outcomes) - killed} ended before, "
@@ -94,6 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--variant", choices=["", *(variant.value for variant in Variant)], default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and folders are removed then as well
     try:
         require_permission()
     except NotPermitted as error:
