@@ -36,7 +36,7 @@ test-unit: deps ## Run the tests that touch nothing but memory and a temporary d
 SCENARIO :=
 STRIDE := 1
 OFFSET := 0
-POINT := 0
+POINT :=
 VARIANT :=
 
 .PHONY: test-crash

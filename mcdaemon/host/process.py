@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Mapping, Sequence
+from typing import Callable, Optional
 
 from mcdaemon.errors import Failure, Transient, from_os_error
 
@@ -56,8 +56,14 @@ def alive() -> bool:
     return True
 
 
-def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:
-    """The program's standard output.
+def run(
+    argv: Sequence[str],
+    doing: str,
+    timeout: float,
+    failed: Callable[[str], Failure],
+    env: Optional[Mapping[str, str]] = None,
+) -> str:
+    """The program's standard output. `env`: variables besides the agent's own.
 
     `failed` makes the error of a non-zero exit out of the sentence "cannot <doing>: <last words of the program>".
     Raises Transient when it does not end within `timeout` seconds; it and its children are killed then. It ends when
@@ -72,6 +78,7 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
             text=True,
             errors="replace",
             start_new_session=True,
+            env={**os.environ, **(env or {})},
         )
     except OSError as error:
         raise from_os_error(error, "run", argv[0]) from error

@@ -25,6 +25,8 @@ from mcdaemon.image.reference import Reference
 LABEL = "mcdaemon.hold"
 DIGEST_LABEL = "mcdaemon.digest"
 _NAME_PREFIX = "mcdaemon-hold-"
+# See host/packages.py, which may not be imported here.
+_OTHER_PREFIX = "mcdaemon-extensions-"
 # The container is never started; an image without a command needs one all the same.
 _COMMAND = "/mcdaemon-hold"
 _ABSENT = re.compile(r"does not resolve to an image ID|image not known|identifier is not an image")
@@ -111,19 +113,32 @@ class Storage:
         return Hold(lines[-1] if lines else "", update, digest)
 
     def holds(self) -> tuple[Hold, ...]:
-        """Every hold of mcdaemon in this storage. Raises Transient."""
-        argv = [*self._podman, "ps", "--all", f"--filter=label={LABEL}", "--format=json"]
-        try:
-            containers = programs.listed(self._run(argv, "list the held images"), "podman ps")
-        except Unavailable as error:
-            raise Transient(f"cannot list the held images: {error.reason}") from error
+        """Every hold of mcdaemon in this storage. Raises Transient.
+
+        One that a killed podman has made half-way holds its image as well, for ever, but podman knows it by its name
+        only, and lists it among those of other programs ("external"). Its `digest` is "": it is to be made again.
+        """
+        return tuple(self._holds(self._containers()))
+
+    @staticmethod
+    def _holds(containers: Collection[Mapping[str, object]]) -> list[Hold]:
         found = []
         for container in containers:
             labels = container.get("Labels")
-            if isinstance(labels, Mapping):
+            if isinstance(labels, Mapping) and LABEL in labels:
                 digest = str(labels.get(DIGEST_LABEL, ""))
                 found.append(Hold(str(container.get("Id", "")), str(labels.get(LABEL, "")), digest))
-        return tuple(found)
+            elif _name(container).startswith(_NAME_PREFIX):
+                update = _name(container)[len(_NAME_PREFIX) :].rpartition("-")[0]
+                found.append(Hold(str(container.get("Id", "")), update, ""))
+        return found
+
+    def _containers(self) -> list[dict[str, object]]:
+        argv = [*self._podman, "ps", "--all", "--external", "--format=json"]
+        try:
+            return programs.listed(self._run(argv, "list the held images"), "podman ps")
+        except Unavailable as error:
+            raise Transient(f"cannot list the held images: {error.reason}") from error
 
     def is_held(self, digest: str, update: str) -> bool:
         """False once somebody has removed the hold (`podman container prune`): resolve again then. Raises Transient."""
@@ -134,11 +149,13 @@ class Storage:
         self._remove([hold for hold in self.holds() if hold.update == update])
 
     def release_unknown(self, known: Collection[str]) -> tuple[Hold, ...]:
-        """Drop and return the holds of all updates but the `known` ones: what a crash left (IMG-24). Raises
-        Transient.
+        """Drop and return the holds of all updates but the `known` ones: what a crash left (IMG-24), and containers
+        that an extensions image was read through: nobody reads one when the agent starts. Raises Transient.
         """
-        strangers = tuple(hold for hold in self.holds() if hold.update not in known)
-        self._remove(strangers)
+        containers = self._containers()
+        strangers = tuple(hold for hold in self._holds(containers) if hold.update not in known)
+        readers = [container for container in containers if _name(container).startswith(_OTHER_PREFIX)]
+        self._remove([*strangers, *(Hold(str(reader.get("Id", "")), "", "") for reader in readers)])
         return strangers
 
     def _remove(self, holds: Collection[Hold]) -> None:
@@ -200,6 +217,11 @@ def _check_layer(folder: Path) -> None:
     for path, there in ((folder, folder.is_dir()), (recipe, recipe.is_file())):
         if not there:
             raise Unavailable(Verdict.INCOMPLETE, f"{path} is gone")
+
+
+def _name(container: Mapping[str, object]) -> str:
+    names = container.get("Names")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _container_name(update: str, digest: str) -> str:

@@ -170,6 +170,31 @@ class TestHolds:
         assert [hold.update for hold in held.holds()] == ["u2"]
         assert stocked.podman("container", "exists", "not-ours", check=False).returncode == 0
 
+    def test_a_hold_that_a_killed_podman_has_made_half_way_is_released_or_made_again(
+        self, stocked: ContainersStorage
+    ) -> None:
+        """Killed between the storage's record and podman's own: the image could not be removed any more."""
+        held = storage(stocked)
+        for again in (True, False):
+            held.hold(TAGGED, IMAGE.digest, "u1")
+            (stocked.root / "libpod/bolt_state.db").unlink()
+            assert [hold.update for hold in held.holds()] == ["u1"]
+            assert not held.is_held(IMAGE.digest, "u1")
+            if again:
+                held.hold(TAGGED, IMAGE.digest, "u1")
+                assert held.is_held(IMAGE.digest, "u1")
+                held.release("u1")
+        assert [hold.update for hold in held.release_unknown({"u2"})] == ["u1"]
+        assert held.holds() == ()
+        stocked.podman("rmi", str(TAGGED))
+
+    def test_a_container_that_an_extensions_image_was_read_through_goes_at_the_next_start(
+        self, stocked: ContainersStorage
+    ) -> None:
+        stocked.podman("create", "--name=mcdaemon-extensions-u1", "--network=none", str(TAGGED), "/none")
+        assert storage(stocked).release_unknown({"u1"}) == ()
+        assert stocked.podman("container", "exists", "mcdaemon-extensions-u1", check=False).returncode == 1
+
     def test_releasing_what_nobody_holds_is_fine(self, node: ContainersStorage) -> None:
         storage(node).release("never")
         assert storage(node).holds() == ()

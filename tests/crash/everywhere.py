@@ -53,7 +53,7 @@ def run(scenario: Scenario, place: Ground, options: argparse.Namespace) -> int:
     """All kills of one scenario; prints its line and returns the number of failures."""
     global _ready
     _ready = ready = prepare(scenario, place)
-    points = [options.point] if options.point else ready.points()[options.offset :: options.stride]
+    points = options.point or ready.points()[options.offset :: options.stride]
     kills = [(n, v) for n in points for v in ready.variants if options.variant in ("", v.value)]
     print(f"{scenario.name}: {len(ready.calls)} calls that change something, {len(ready.points())} kill points; "
           f"{len(points)} of them now, {len(kills)} kills", flush=True)  # fmt: skip
@@ -79,6 +79,10 @@ def _report(outcome: Outcome) -> None:
     print(f"FAILED {outcome.text()}\n  report: {path}", flush=True)
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
+
+
 def main(arguments: Sequence[str]) -> int:
     """The program; see the top of this file."""
     parser = argparse.ArgumentParser(prog="everywhere", description="Kill the agent at every effect.")
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scenario", choices=["", *names], default="")
     parser.add_argument("--stride", type=int, default=1, metavar="N")
     parser.add_argument("--offset", type=int, default=0, metavar="N")
-    parser.add_argument("--point", type=int, default=0, metavar="N", help="this one alone")
+    parser.add_argument("--point", type=_numbers, default=[], metavar="N[,N…]", help="these alone")
     parser.add_argument("--variant", choices=["", *(variant.value for variant in Variant)], default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)

@@ -1,44 +1,38 @@
 """An even spread of kill points for `make test`; all of them are `make test-crash`.
 
-A test is named by its share of the way ("live-3of8"): how many calls there are is only known when it runs.
+A test is named by its share of the way ("live-3of6"): how many calls there are is only known when it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
-from tests.crash.everywhere import ground
+from tests.crash import everywhere
 from tests.crash.killing import Prepared, kill_at, prepare
-from tests.crash.scenarios import scenario
+from tests.crash.scenarios import Ground, scenario
 from tests.crash.tracer import require_permission
 
-SHARES = 8
-Ready = Callable[[str], Prepared]
+SHARES = 6
 
 
-def shares(names: Sequence[str]) -> list[tuple[str, int]]:
-    return [(name, share) for name in names for share in range(SHARES)]
-
-
-def name_of(value: object) -> str:
-    return f"{value + 1}of{SHARES}" if isinstance(value, int) else str(value)
+def name_of(share: int) -> str:
+    return f"{share + 1}of{SHARES}"
 
 
 @pytest.fixture(scope="module")
-def ready() -> Iterator[Ready]:
-    """Scenarios with their disks, each made once. Fails where tracing is not permitted."""
+def ground() -> Iterator[Ground]:
+    """Fails, and does not skip, where tracing is not permitted."""
     require_permission()
-    made: dict[str, Prepared] = {}
-    with ground() as place:
+    with everywhere.ground() as place:
+        yield place
 
-        def get(name: str) -> Prepared:
-            if name not in made:
-                made[name] = prepare(scenario(name), place)
-            return made[name]
 
-        yield get
+@pytest.fixture(scope="module")
+def ready(request: pytest.FixtureRequest, ground: Ground) -> Prepared:
+    """The scenario of the test's parameter with its disk, made once for all of its shares."""
+    return prepare(scenario(request.param), ground)
 
 
 def kill_at_share(ready: Prepared, share: int) -> None:

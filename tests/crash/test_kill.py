@@ -60,7 +60,7 @@ def test_an_agent_that_is_killed_when_it_asks_for_the_reboot_does_not_ask_for_a_
 
 
 def test_a_drain_that_nobody_lived_to_note_is_undone_when_its_config_is_withdrawn(aged: Aged) -> None:
-    """Found by killing at every call: between the program's end and the journal the node stayed drained for ever."""
+    """STATE-10's kind, found by killing at every call: the node stayed drained for ever."""
     drain = "touch /run/drained; kill -9 $PPID"
     undo = "[/usr/bin/rm, -f, /run/drained]"
     node = aged(OLD, settings=f"drain: {{command: [/bin/sh, -c, '{drain}'], undo: {undo}}}\n")

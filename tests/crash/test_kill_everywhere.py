@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.crash import spread
-from tests.crash.spread import Ready, ready
+from tests.crash.killing import Prepared
+from tests.crash.spread import ground, ready
 
-__all__ = ["ready"]
+__all__ = ["ground", "ready"]
 
 pytestmark = pytest.mark.stand
 
 
-@pytest.mark.parametrize(("name", "share"), spread.shares(["live", "files", "discard", "early"]), ids=spread.name_of)
-def test_a_node_whose_agent_is_killed_ends_in_exactly_one_of_two_configs(ready: Ready, name: str, share: int) -> None:
-    """TXN-31."""
-    spread.kill_at_share(ready(name), share)
+@pytest.mark.parametrize("ready", ["live", "files", "discard", "early"], indirect=True)
+@pytest.mark.parametrize("share", range(spread.SHARES), ids=spread.name_of)
+def test_a_node_whose_agent_is_killed_ends_in_exactly_one_of_two_configs(ready: Prepared, share: int) -> None:
+    """STATE-01, STATE-11: killed in mid-step; STATE-07: every second time another config is desired meanwhile."""
+    spread.kill_at_share(ready, share)

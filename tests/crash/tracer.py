@@ -385,6 +385,7 @@ class _Tree:
         program = _filter()
         child = os.fork()
         if child == 0:
+            os.close(writer)
             _become(argv, env, stdout, stderr, reader, program)
         os.close(reader)
         try:
@@ -393,9 +394,9 @@ class _Tree:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise NotPermitted(f"cannot trace: ptrace is not permitted here: {error.strerror}") from error
+        else:
+            os.write(writer, b"x")  # only now may it go on
         finally:
-            # Only now may it go on.
-            os.write(writer, b"x")
             os.close(writer)
         self.first = child
         self.alive.add(child)
@@ -481,7 +482,8 @@ def _become(argv: Sequence[str], env: Mapping[str, str], stdout: int, stderr: in
         null = os.open(os.devnull, os.O_RDWR)
         for source, target in ((null, 0), (stdout if stdout >= 0 else null, 1), (stderr if stderr >= 0 else null, 2)):
             os.dup2(source, target)
-        os.read(reader, 1)
+        if os.read(reader, 1) != b"x":
+            os._exit(127)
         code = ctypes.create_string_buffer(program, len(program))
         header = struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
         if _LIBC.prctl(22, 2, ctypes.c_char_p(header), 0, 0) != 0:  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
