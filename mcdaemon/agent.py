@@ -21,7 +21,7 @@ from gi.repository import Gio, GLib
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Step, decide
 from mcdaemon.errors import Broken, Failure, Held, Transient, from_os_error
-from mcdaemon.host import process
+from mcdaemon.host import files, process
 from mcdaemon.observe import Facts, Observer
 from mcdaemon.perform import TARGET_FAILED, Performer
 from mcdaemon.report.notify import Notifier, watchdog_interval
@@ -281,6 +281,7 @@ def make_places(context: Context) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)  # somebody may have made it by hand, for the configs in it
+            files.sync_directory(folder.parent)  # or the journal in it could be lost as a whole
         except OSError as error:
             raise from_os_error(error, "make the directory", folder) from error
 

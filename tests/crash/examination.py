@@ -25,8 +25,8 @@ from tests.crash.offline import NEW, NEW_CONFIG, OLD, OLD_CONFIG, Offline
 from tests.crash.recording import Call, Operation
 
 _ABSENT = Node(Kind.ABSENT)
-# What may be there besides: the lock of passwd(1), and directories on the way to a managed file, which stay.
-_BESIDES = frozenset({"/etc/.pwd.lock", "/var/usrlocal/share/deep"})
+# What may be there besides: the lock of passwd(1).
+_BESIDES = frozenset({"/etc/.pwd.lock"})
 _SHADOWS = {OLD_CONFIG.identity: "$6$old", NEW_CONFIG.identity: "$6$new"}
 
 

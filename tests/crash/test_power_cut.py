@@ -7,8 +7,11 @@ every one is looked at, and booted twice: with the same config desired, and with
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Callable
 
 import pytest
@@ -16,8 +19,10 @@ import pytest
 from tests.crash.everywhere import ground
 from tests.crash.killing import Variant
 from tests.crash.powercut import Ready, Run, make_image, problems_after, run_with_cuts, torn
-from tests.crash.scenarios import scenario
+from tests.crash.scenarios import Ground, scenario
 from tests.crash.tracer import require_permission
+from tests.field.evidence import ARCHIVE
+from tests.stand.node import Node
 
 pytestmark = pytest.mark.stand
 
@@ -28,6 +33,12 @@ LOOKS = 12
 MOST = 10_000 if ALL else 40
 # One that is withdrawn early on is undone; one that stays gets there, wherever the cut was.
 VARIANTS = (Variant.WITHDRAWN, Variant.STAYS, Variant.STAYS)
+
+_FORGETFUL = b"""\
+import os, stat
+_fsync = os.fsync
+os.fsync = lambda fd: _fsync(fd) if stat.S_ISDIR(os.fstat(fd).st_mode) else None
+"""
 
 Cutting = Callable[[str], tuple[Ready, Run]]
 
@@ -50,6 +61,7 @@ def cutting() -> Iterator[Cutting]:
         yield get
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_power_cut_leaves_a_torn_file_or_a_journal_that_cannot_be_read(cutting: Cutting, name: str) -> None:
@@ -58,6 +70,29 @@ def test_no_power_cut_leaves_a_torn_file_or_a_journal_that_cannot_be_read(cuttin
     assert len(run.cuts) > LOOKS
     looked = run.cuts if ALL else [run.share(index, LOOKS) for index in range(LOOKS)]
     assert [problem for cut in looked for problem in torn(cut)] == []
+
+
+def forget_file_syncs(_ground: Ground, node: Node) -> None:
+    """From now on the node's agent syncs directories only."""
+    archive = io.BytesIO(node.machine.read_bytes(ARCHIVE))
+    with zipfile.ZipFile(archive) as old:
+        entries = {name: old.read(name) for name in old.namelist() if name != "__main__.pyc"}
+    entries["__main__.py"] = _FORGETFUL + entries["__main__.py"]
+    changed = io.BytesIO()
+    with zipfile.ZipFile(changed, "w") as new:
+        for name, content in entries.items():
+            new.writestr(name, content)
+    node.machine.write(ARCHIVE, changed.getvalue(), 0o755)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_agent_that_forgets_to_sync_its_files_is_found_out(cutting: Cutting) -> None:
+    ready, _run = cutting("live")
+    forgetful = replace(ready.scenario, name="forgetful", more=forget_file_syncs)
+    run = run_with_cuts(Ready(forgetful, ready.ground, ready.image), MOST)
+    problems = [problem for cut in run.cuts for problem in torn(cut)]
+    assert any("the journal cannot be read" in problem for problem in problems)
 
 
 @pytest.mark.skipif(ALL, reason="all of them are booted")
