@@ -32,6 +32,26 @@ test: deps $(ARCHIVE) ## Run all tests and linters
 test-unit: deps ## Run the tests that touch nothing but memory and a temporary directory
 	$(IN_VENV) -m pytest tests/unit
 
+# One of the scenarios, each n-th of its kill points, or a single one: see tests/crash/everywhere.py.
+SCENARIO :=
+STRIDE := 1
+OFFSET := 0
+POINT :=
+VARIANT :=
+
+.PHONY: test-crash
+test-crash: deps $(ARCHIVE) ## Kill the agent at every effect (hours); SCENARIO=live STRIDE=5 OFFSET=0 for a part
+	$(IN_VENV) -m tests.crash.everywhere --scenario=$(SCENARIO) --stride=$(STRIDE) --offset=$(OFFSET) --point=$(POINT) \
+		--variant=$(VARIANT)
+
+.PHONY: model
+model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers
+	$(IN_VENV) -m tests.model
+
+.PHONY: picture
+picture: deps ## Draw the states and steps anew, in the README and tests/model/steps.svg
+	$(IN_VENV) -m tests.model.picture
+
 .PHONY: lint
 lint: deps ## Check style, types and the direction of imports
 	$(IN_VENV) -m ruff check .

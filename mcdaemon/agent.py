@@ -54,6 +54,7 @@ class Agent:
         self._held: Optional[Failure] = None
         self._arriving = False
         self._next = 0.0
+        self._look_again: Optional[float] = None
         self._said = ""
 
     # -- rounds -----------------------------------------------------------------------------------------------------
@@ -62,8 +63,8 @@ class Agent:
         """One round; None when the node could not even be observed. Never raises a Failure: it is reported."""
         if self._held is not None and time.monotonic() >= self._next:
             self._held = None
-        self._performer.retry_if_asked()
         try:
+            self._performer.retry_if_asked()
             facts = self._observer.observe(self._held)
         except Failure as error:
             self._put_off("observe", error)
@@ -75,7 +76,8 @@ class Agent:
             self._say(str(error), logging.ERROR)
             return None
         decision = decide(facts.observation)
-        self._arriving = facts.observation.booted is Booted.TARGET
+        self._arriving = facts.observation.booted is Booted.TARGET and decision.step is Step.HOLD
+        self._look_again = self._when_to_look(facts, decision)
         self._reporter.decided(facts, decision, self._next_look(facts))
         self._say(f"{decision.step.value}: {decision.why}", _level(decision))
         self._perform(decision, facts)
@@ -104,11 +106,22 @@ class Agent:
         if isinstance(error, (Held, Transient)):
             self._context.images.forget()
 
+    def _when_to_look(self, facts: Facts, decision: Decision) -> Optional[float]:
+        """When (monotonic) to look again at what was seen to stand in the way: too little room, another agent. A step
+        that failed, and an image that is missing, have their own times."""
+        seen = decision.step is Step.HOLD and facts.held is not None
+        if not seen or self._held is not None or self._context.images.next_look() is not None:
+            self._backoff.reset("look")
+            return None
+        return time.monotonic() + self._backoff.next("look")
+
     def _next_look(self, facts: Facts) -> float:
         """When (monotonic seconds) the next round is due by itself."""
-        due = [time.monotonic() + self._context.settings.loop.interval_seconds]
+        due = [time.monotonic() + (_HEALTH_SECONDS if self._arriving else self._context.settings.loop.interval_seconds)]
         if self._held is not None:
             due.append(self._next)
+        if self._look_again is not None:
+            due.append(self._look_again)
         looking = self._context.images.next_look()
         if looking is not None and facts.observation.hold:
             due.append(looking)
@@ -166,6 +179,8 @@ class Agent:
     def _due(self) -> float:
         interval = _HEALTH_SECONDS if self._arriving else self._context.settings.loop.interval_seconds
         due = time.monotonic() + interval
+        if self._look_again is not None:
+            due = min(due, self._look_again)
         looking = self._context.images.next_look()
         return min(due, self._next if self._held is not None else due, looking if looking is not None else due)
 

@@ -13,6 +13,7 @@ from mcdaemon.host.bus import Bus, Logind, Systemd
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import RpmOstree
+from mcdaemon.host.versions import Probe
 from mcdaemon.image.connection import Limits
 from mcdaemon.image.resolve import Resolver
 from mcdaemon.image.storage import Storage
@@ -59,10 +60,13 @@ def assemble(settings: Settings, runtime: Path = RUNTIME) -> Context:
         payloads=Shelf(state / "payload"),
         undo=Shelf(state / "undo"),
         policy=load_policy(settings.disruption.policy_file),
+        probe=Probe(runtime),
         runtime=runtime,
     )
 
 
 def resolver(settings: Settings, storage: Optional[Storage] = None) -> Resolver:
     """The resolver of this node's registries and containers-storage."""
-    return Resolver(storage, limits=Limits(read=settings.images.timeout_seconds, parallel=settings.images.parallel))
+    limits = Limits(read=settings.images.timeout_seconds, parallel=settings.images.parallel)
+    # Only who refuses by version has to know it before anything is fetched.
+    return Resolver(storage, limits=limits, describe=settings.os.downgrade == "refuse")

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     resolve.set_defaults(run=_resolve)
     validate = commands.add_parser("validate", help="compare the running root with the config that it carries")
     validate.set_defaults(run=_validate)
-    retry = commands.add_parser("retry", help="try a target again that was taken back")
+    retry = commands.add_parser("retry", help="try a target again that was taken back or left")
     retry.set_defaults(run=_retry)
     commands.add_parser(
         "early", help="(for mcdaemon-early.service) complete or put back files before boot goes on"
@@ -170,6 +170,7 @@ def _plan(arguments: argparse.Namespace) -> int:
                     "desired": facts.desired.config.name if facts.desired else None,
                     "plan": None if plan is None else plan.lines(),
                     "digest": facts.resolution.digest if facts.resolution else "",
+                    "remarks": list(facts.remarks),
                 },
                 indent=1,
             )
@@ -180,6 +181,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             print(f"  {line}")
         if facts.resolution is not None:
             print(f"  the image is {facts.resolution.digest}, from {facts.resolution.origin()}")
+        for remark in facts.remarks:
+            print(f"  warning: {remark}")
     return REFUSED if decision.step is Step.REJECT else HELD if decision.step is Step.HOLD else OK
 
 
@@ -196,7 +199,7 @@ def _status(arguments: argparse.Namespace) -> int:
         if record.update is not None:
             print(f"  in flight        {record.update.name}", file=sys.stderr)
         if record.failed is not None:
-            print(f"  failed target    {record.failed.reason}", file=sys.stderr)
+            print(f"  failed target    {record.failed}", file=sys.stderr)
         return FAILED
     print(json.dumps(dataclasses.asdict(found), indent=1) if arguments.json else "\n".join(found.lines()))
     return OK
@@ -250,15 +253,18 @@ def _retry(arguments: argparse.Namespace) -> int:
     _require_root()
     context = _context(arguments)
     make_places(context)
-    record, alien = journal.load(context.journal)
+    record, alien = journal.load(context.journal, set_aside=False)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
-    if record.failed is None:
-        print("no target is remembered as failed")
+    what = str(record.failed or "")
+    if not what and record.confirmed is not None and record.confirmed.deployment != context.machine.booted()[1]:
+        what = f"{record.confirmed.name}: an older deployment is booted"
+    if not what:
+        print("no target is remembered as failed, and no older deployment was chosen to boot")
         return OK
     context.retry.touch()
     when = "now" if wake(RUNTIME) else "with the next `mcdaemon run`"
-    print(f"will be tried again {when}: {record.failed.reason}")
+    print(f"will be tried again {when}: {what}")
     return OK
 
 

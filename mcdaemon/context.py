@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcdaemon.desired.directory import DirectorySource
+from mcdaemon.host import boot
 from mcdaemon.host.bus import Bus, Logind, Systemd
 from mcdaemon.host.deployments import Machine
+from mcdaemon.host.greenboot import Scripts
+from mcdaemon.host.kubelet import Kubelet
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import RpmOstree
+from mcdaemon.host.versions import Probe
 from mcdaemon.machineconfig.disruption import Policy
 from mcdaemon.settings import Settings
+from mcdaemon.update.health import Checks
 from mcdaemon.update.images import Images
 from mcdaemon.update.payload import Shelf
 
@@ -35,11 +40,25 @@ class Context:
     payloads: Shelf
     undo: Shelf
     policy: Policy
+    probe: Probe
     runtime: Path
 
     @property
     def journal(self) -> Path:
         return Path(self.settings.state_dir) / "journal.json"
+
+    def checks(self) -> Checks:
+        """What has to be well after a reboot, as the settings say."""
+        gate, kubelet = self.settings.health, None
+        if gate.kubelet_healthz or gate.node_kubeconfig:
+            boot_id = boot.boot_id(self.machine.top / "proc")
+            kubelet = Kubelet(gate.kubelet_healthz, gate.node_kubeconfig, gate.node_name, boot_id)
+        return Checks(self.systemd, gate.units, self.scripts, kubelet, gate.unreachable_api == "wait")
+
+    @property
+    def scripts(self) -> Scripts:
+        """The health scripts."""
+        return Scripts(self.settings.scripts, self.settings.health.script_timeout_seconds)
 
     @property
     def retry(self) -> Path:

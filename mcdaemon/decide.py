@@ -68,6 +68,7 @@ class Progress:
     came_back: bool = False  # the reboot was asked for in an earlier boot
     rolled_back: bool = False  # the health gate failed and the way back was taken
     failure: str = ""  # why this target cannot be reached
+    draining: bool = False  # the drain was begun: workloads may be away
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Observation:
     os_changes: bool = False  # ... and image or packages differ
     refusal: str = ""  # why desired cannot be reached from current
     failed_before: str = ""  # why desired was taken back the last time
+    stranded: bool = False  # the deployment from before the update is gone: there is no way back
+    stood_back: str = ""  # desired was confirmed, and then somebody chose to boot an older deployment
     hold: str = ""  # what stands in the way right now
     drift: str = ""  # what differs from current on the booted root
     health: Health = Health.PENDING
@@ -94,7 +97,8 @@ class Observation:
 class Decision:
     """A step and the sentence for the log.
 
-    `remember`: the target failed and is not tried again by itself. `degraded`: at rest, but not as the config says.
+    `remember`: the target failed and is not tried again by itself. `degraded`: there is nothing to do, but the node is
+    not as the config says.
     """
 
     step: Step
@@ -113,6 +117,8 @@ def decide(o: Observation) -> Decision:
             return _rest(o, "current and validated")
         if o.refusal:
             return Decision(Step.REJECT, o.refusal)
+        if o.stood_back:
+            return Decision(Step.REST, o.stood_back, degraded=True)
         if o.failed_before:
             return Decision(Step.HOLD, f"this config was tried and taken back: {o.failed_before}")
         if o.hold:
@@ -121,17 +127,23 @@ def decide(o: Observation) -> Decision:
             return _stage(o)
         return _apply_live(o)
 
-    if o.booted is Booted.TARGET and not u.live:
-        if u.rolled_back:
+    if o.booted is Booted.TARGET:
+        if u.applied:
+            return Decision(Step.CONFIRM, "the target was validated and is kept")
+        if u.rolled_back and o.stranded and o.health is not Health.GOOD:
+            if o.desired != u.desired:
+                return Decision(Step.CONFIRM, "not healthy, but where another config starts from", remember=True)
+            return Decision(Step.HOLD, f"there is no way back; repair it or desire another: {u.failure}", degraded=True)
+        if u.rolled_back and not o.stranded:
             return Decision(Step.ROLL_BACK, f"the way back is not complete: {u.failure}")
+        if u.rebooting:
+            return Decision(Step.REBOOT, "the early unit completed the files, and services have read the older ones")
         if o.health is Health.BAD:
             return Decision(Step.ROLL_BACK, f"booted into the target, which is not healthy: {u.failure}", remember=True)
         if o.health is Health.PENDING:
             return Decision(Step.HOLD, f"booted into the target; waiting for it to become healthy: {u.failure}")
         return Decision(Step.CONFIRM, "booted into the target; validated and healthy")
 
-    if u.rolled_back:
-        return Decision(Step.DISCARD, f"back on the previous deployment: {u.failure}", remember=True)
     if u.failure:
         return Decision(Step.DISCARD, u.failure, remember=True)
     if u.live:
@@ -139,17 +151,15 @@ def decide(o: Observation) -> Decision:
             return Decision(Step.CONFIRM, "applied and validated without a reboot")
         if o.desired != u.desired:
             return Decision(Step.DISCARD, "another config is desired now")
-        if o.hold and u.drained:
-            return Decision(Step.DISCARD, f"drained, but it has to wait: {o.hold}")
         if o.hold:
-            return Decision(Step.HOLD, o.hold)
+            return Decision(Step.DISCARD, f"drained or half written, but it has to wait: {o.hold}")
         return _apply_live(o)
 
     if o.booted is Booted.OTHER:
         return Decision(Step.DISCARD, "another deployment was booted than that of before the update and its target")
-    if u.came_back:
+    if u.came_back or u.applied:
         return Decision(Step.DISCARD, "the old deployment was booted instead of the target", remember=True)
-    if u.rebooting:
+    if u.rebooting and o.pending:
         return Decision(Step.REBOOT, "the reboot was asked for; waiting for it")
     if o.desired != u.desired:
         return Decision(Step.DISCARD, "another config is desired now")
@@ -163,7 +173,7 @@ def decide(o: Observation) -> Decision:
         if not u.drained:
             return Decision(Step.DRAIN, "staged and verified; workloads leave last")
         return Decision(Step.FINALIZE, "drained; ostree has to merge /etc and to write the boot entry")
-    if u.drained:
+    if u.draining:
         return Decision(Step.DISCARD, "drained, but nothing is staged any more; the node goes back to work first")
     if o.staged is Staged.READY:
         return Decision(Step.VERIFY_STAGED, "staged; proved before anything is drained")
@@ -181,9 +191,7 @@ def _rest(o: Observation, why: str) -> Decision:
 def _stage(o: Observation) -> Decision:
     if o.os_changes and o.staged is not Staged.OS_ONLY:
         return Decision(Step.STAGE_OS, "image or packages differ")
-    if o.os_changes:
-        return Decision(Step.STAGE_KARGS, "kernel arguments differ")
-    return Decision(Step.STAGE_KARGS, "the OS stays; the update gets a deployment of its own")
+    return Decision(Step.STAGE_KARGS, "kernel arguments differ, or the OS stays and the update gets its own deployment")
 
 
 def _apply_live(o: Observation) -> Decision:

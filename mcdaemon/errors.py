@@ -21,6 +21,7 @@ class HoldReason(enum.Enum):
     POLICY = "policy"
     SPACE = "space"
     OTHER_CLIENT = "other-client"
+    OTHER_AGENT = "other-agent"
     DRAIN = "drain"
     INHIBITED = "inhibited"
     FAILED_BEFORE = "failed-before"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from mcdaemon import settings
@@ -14,15 +14,17 @@ from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
 from mcdaemon.desired.directory import Desired
 from mcdaemon.errors import Broken, Failure, Held, Irreconcilable, Transient
-from mcdaemon.host import boot, files, users
+from mcdaemon.host import boot, files, otheragents, users
 from mcdaemon.host.deployments import StagedDeployment
 from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.host.versions import Versions
+from mcdaemon.image.description import Description
 from mcdaemon.image.reference import Reference
 from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan, make, same_base
-from mcdaemon.update import health, journal, payload, stage, verify
+from mcdaemon.update import downgrade, health, journal, payload, preflight, stage, verify
 from mcdaemon.update.journal import Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
 from mcdaemon.update.verify import Expected
@@ -37,6 +39,8 @@ class Facts:
     :ivar current: the config that the booted root carries; of a live change in flight, the one it carried before.
     :ivar source: where desired configs are read.
     :ivar notes: what of the current config cannot be done on this root (a unit to enable that does not exist).
+    :ivar remarks: what people should know about the plan, and about the node's company.
+    :ivar versions: of the host's programs.
     :ivar alien: the sentence about a journal that could not be used, "" when there was none.
     :ivar resolution: where the target image is, None when it is not needed or not found.
     """
@@ -56,6 +60,8 @@ class Facts:
     held: Optional[Failure] = None
     alien: str = ""
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    versions: Versions = Versions()
 
     @property
     def update(self) -> Optional[Update]:
@@ -89,8 +95,13 @@ class Observer:
         facts = Facts(
             desired, current, record, booted, identity, observation, context.source.path, alien=self.alien, held=hold
         )
+        facts = dataclasses.replace(facts, versions=context.probe.versions(booted))
         if update is None and current is not None and wish in (None, current.identity):
             return self._resting(facts, current)
+        stood_back = self._stood_back(facts)
+        if stood_back:  # nothing is going to be done, so no image is asked for
+            found = drift(self._context, current) if current is not None else ()
+            return _with(dataclasses.replace(facts, notes=found), stood_back=stood_back)
         if refusal and update is None:
             return _with(facts, refusal=refusal)
         return self._moving(facts, refusal) if update or desired else facts
@@ -123,7 +134,16 @@ class Observer:
             ) from error
 
     def _resting(self, facts: Facts, current: MachineConfig) -> Facts:
-        facts = dataclasses.replace(facts, notes=payload.notes(current, self._context.root))
+        others: tuple[otheragents.OtherAgent, ...] = ()
+        with contextlib.suppress(Failure):  # a node at rest needs nobody, and no bus either
+            others = otheragents.scheduled(self._context.systemd, self._context.machine.top)
+        facts = dataclasses.replace(
+            facts,
+            notes=(*payload.notes(current, self._context.root), *health.told(self._context.runtime)),
+            remarks=tuple(
+                f"no update can be made while {agent.name} is at work; {agent.how_to_end}" for agent in others
+            ),
+        )
         found = [*drift(self._context, current), *self._other_image(facts)]
         return _with(facts, drift="; ".join(found))
 
@@ -134,6 +154,26 @@ class Observer:
         if not facts.journal.digest or not digest.startswith("sha256:") or digest == facts.journal.digest:
             return []
         return [f"the OS image is {origin}, and not the one of the last update, {facts.journal.digest}"]
+
+    def _stood_back(self, facts: Facts) -> str:
+        """Somebody chose to boot an older deployment after the desired config was confirmed: that is their decision.
+
+        Only while the confirmed one could still be booted: on a node that was installed anew it cannot.
+        """
+        confirmed, context = facts.journal.confirmed, self._context
+        if facts.update is not None or confirmed is None or confirmed.desired != facts.observation.desired:
+            return ""
+        if facts.booted == confirmed.deployment:
+            return ""
+        known = boot.entries(context.machine.boot, context.machine.sysroot)
+        if all(entry.deployment != confirmed.deployment for entry in known):
+            return ""
+        carried = facts.current.name if facts.current else "no config"
+        return (
+            f"an older deployment is booted, {facts.booted} with {carried}; "
+            f"{confirmed.name} was confirmed on {confirmed.deployment}, which is still there. It is left so until that "
+            "one is booted, another config is desired, or `mcdaemon retry`"
+        )
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
@@ -199,25 +239,79 @@ class Observer:
         if booted is not None and plan.image and Reference.parse(plan.image).digest == (booted.digest or "unknown"):
             plan = self._same_base(plan, facts)  # another name for what is booted; nobody has to be asked
         if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
-            return plan, facts  # staged and verified: no image is read any more
+            # Staged and verified: no image is read any more, and nothing is staged.
+            return plan, self._look_at_age(plan, facts, _description(facts.deployments))
+        if facts.held is None:
+            facts = self._alone(plan, facts)
+            if facts.observation.hold:
+                return plan, facts
         return self._images(plan, facts, booted)
+
+    def _alone(self, plan: Plan, facts: Facts) -> Facts:
+        """A wait while somebody else drives this node. What is drained already is not stopped by it: the shortest way
+        back to service is the reboot, and what the other one stages meanwhile is recognised as not ours."""
+        try:
+            otheragents.require_none(self._context.systemd, self._context.machine.top, live=not plan.reboot)
+        except Held as error:
+            return dataclasses.replace(_with(facts, hold=str(error)), held=error)
+        return facts
 
     def _images(self, plan: Plan, facts: Facts, booted: Optional[Deployment]) -> tuple[Plan, Facts]:
         """Where the images are that the plan reads; a wait when one is complete nowhere."""
         update = facts.update
-        if update is not None and update.no_storage:
+        if (update is not None and update.no_storage) or not facts.versions.local_copies:
             self._context.images.distrust_storage()
         try:
             if plan.image:
                 resolution = self._context.images.check(plan.image, update.digest if update else "")
                 facts = dataclasses.replace(facts, resolution=resolution)
-                if update is None and booted is not None and resolution.image_digest == booted.digest:
+                known = (resolution.image_digest, resolution.digest)
+                if update is None and booted is not None and booted.digest in known:
                     plan = self._same_base(plan, facts)  # another name for what is booted
+            extensions = None
             if stage.needs_repository(plan, booted):
-                self._context.images.check(plan.extensions_image)
+                extensions = self._context.images.check(plan.extensions_image)
+            contents = facts.resolution.contents if facts.resolution else None
+            if contents is not None:
+                facts = self._look_at_age(plan, facts, contents.description)
+            self._require_room(plan, facts, extensions)
         except (Held, Transient) as error:
             facts = dataclasses.replace(_with(facts, hold=str(error)), held=error)
         return plan, facts
+
+    def _look_at_age(self, plan: Plan, facts: Facts, target: Description) -> Facts:
+        """A target that is older than what is booted: a remark, or a refusal, as the settings say."""
+        booted = next((d for d in facts.deployments if d.booted), None)
+        if not plan.image or booted is None:
+            return facts
+        why = downgrade.older(target, booted.version, booted.timestamp)
+        refuses = self._context.settings.os.downgrade == "refuse"
+        if why and refuses:
+            assert facts.desired is not None
+            error = downgrade.refusal(facts.desired.config.name, why)
+            return _with(facts, refusal=str(error), hold=str(error))
+        if why:
+            return dataclasses.replace(facts, remarks=(*facts.remarks, f"the OS goes back: {why}"))
+        if refuses and downgrade.incomparable(target, booted.version, booted.timestamp):
+            note = "whether the target is older than the booted OS cannot be told: they have no version in common"
+            return dataclasses.replace(facts, remarks=(*facts.remarks, note))
+        return facts
+
+    def _require_room(self, plan: Plan, facts: Facts, extensions: Optional[Resolution]) -> None:
+        """Raises Held while the disks are too small for what is about to come. What is staged already is measured
+        when it is verified, and not estimated any more."""
+        if not plan.reboot or (facts.staged is not None and facts.update is not None and facts.update.attempt):
+            return
+        machine, booted = self._context.machine, next((d for d in facts.deployments if d.booted), None)
+        packages = plan.os_changes and bool(plan.packages.install or (booted is not None and booted.requested))
+        target = preflight.Target(facts.resolution if plan.image else None, extensions, packages)
+        needs = preflight.needs(machine, target)
+        if plan.packages.remove_base or plan.packages.reset_base or preflight.to_fetch(machine, target.image):
+            need = preflight.estimated_kernel(machine, facts.booted)
+            early = facts.versions.prunes_boot_early
+            needs.append(preflight.less_what_is_dropped(need, machine, facts.deployments, early))
+        assert facts.desired is not None
+        preflight.require(needs, f"stage {facts.desired.config.name}")
 
     def _same_base(self, plan: Plan, facts: Facts) -> Plan:
         assert facts.desired is not None
@@ -249,9 +343,13 @@ class Observer:
         progress = self._progress(facts)
         if progress is not None and trouble:
             progress = dataclasses.replace(progress, failure=progress.failure or trouble)
-        return _with(facts, booted=Booted.TARGET, health=verdict, update=progress)
+        known = boot.entries(self._context.machine.boot, self._context.machine.sysroot)
+        stranded = all(entry.deployment != update.source for entry in known)
+        return _with(facts, booted=Booted.TARGET, health=verdict, update=progress, stranded=stranded)
 
     def _health(self, update: Update) -> tuple[Health, str]:
+        if self._look_only:
+            return Health.PENDING, "`mcdaemon status` says what it waits for"
         context = self._context
         try:
             load = context.payloads.load(update.id)
@@ -259,22 +357,38 @@ class Observer:
             return Health.BAD, str(error)
         if load is None:
             return Health.BAD, f"the payload {update.id} is gone, so the target cannot be validated"
-        gate = context.settings.health
-        deadline = first_seen(context.runtime) + gate.timeout_seconds
-        report = verify.validate(context.root, load.expected(agents=False))
-        trouble = "" if report.ok else report.text()
+        expected, checks, settings = load.expected(agents=False), context.checks(), context.settings.health
+
+        def look() -> health.Look:
+            trouble = self._differs(expected)
+            return health.Look(trouble) if trouble else checks.look()
+
+        gate = health.Gate(
+            context.runtime / health.RECORD, settings.timeout_seconds, settings.settle_seconds if checks.any else 0.0
+        )
+        return gate.verdict(update.id, look)
+
+    def _differs(self, expected: Mapping[str, Expected]) -> str:
+        """What of the booted root is not what its payload says, "" for nothing."""
+        report = verify.validate(self._context.root, expected)
+        if not report.ok:
+            return report.text()
         config = self.carried()
-        running = kernelargs.split(boot.command_line(context.machine.top / "proc"))
-        if not trouble and (config is None or not kernelargs.satisfied(running, config.kernel_arguments)):
-            trouble = "the running kernel arguments are not those of the config"
-        if trouble:
-            return (Health.PENDING if time.monotonic() < deadline else Health.BAD), trouble
-        return health.check(context.systemd, gate.units, context.settings.scripts, deadline)
+        running = kernelargs.split(boot.command_line(self._context.machine.top / "proc"))
+        if config is None or not kernelargs.satisfied(running, config.kernel_arguments):
+            return "the running kernel arguments are not those of the config"
+        return ""
 
     def _progress(self, facts: Facts) -> Optional[Progress]:
         if facts.update is None:
             return None
         return facts.update.progress(facts.boot_id, facts.staged.name if facts.staged else "", facts.pending)
+
+
+def _description(deployments: tuple[Deployment, ...]) -> Description:
+    """What is staged, as its image would be described."""
+    staged = next((d for d in deployments if d.staged), None)
+    return downgrade.described(staged.version, staged.timestamp) if staged else Description()
 
 
 def _check_reference(name: str, pullspec: str, field: str) -> None:
@@ -305,18 +419,6 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     if not kernelargs.satisfied(running, config.kernel_arguments):
         found.append("kernel arguments: the running ones are not those of the config")
     return tuple(found)
-
-
-def first_seen(runtime: Path) -> float:
-    """When (monotonic seconds) the agent first ran in this boot; the health gate's time limit counts from there, not
-    from a restart of the agent."""
-    path = runtime / "first-seen"
-    try:
-        return float(path.read_text())
-    except (FileNotFoundError, ValueError):
-        now = time.monotonic()
-        files.write_atomic(path, f"{now}".encode())
-        return now
 
 
 def _with(facts: Facts, **changes: Any) -> Facts:

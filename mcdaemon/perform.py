@@ -8,15 +8,14 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 from mcdaemon.context import Context
-from mcdaemon.decide import Decision, Staged, Step
+from mcdaemon.decide import Booted, Decision, Staged, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import authfile, files, packages, process
-from mcdaemon.host.deployments import libostree_version
+from mcdaemon.host import authfile, files, greenboot, otheragents, packages, process
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
 from mcdaemon.image.reference import Transport
@@ -24,14 +23,17 @@ from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.plan import Plan
-from mcdaemon.update import commit, journal, live, lost, merge, payload, rollback, stage, verify
-from mcdaemon.update.journal import FailedTarget, Journal, Update
+from mcdaemon.update import commit, downgrade, health, journal, live, lost, merge, payload, rollback, stage, verify
+from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
 
 TARGET_FAILED = "target-failed"
 """Code of the error that says: this target was written off."""
 
+
+_STAGED_ANEW = {"staged": "", "finalizing": "", "armed": ""}
+"""What the journal says of an earlier staging, whose discarding was interrupted, does not hold for the next."""
 
 _MOST_MISSES = 3
 """How often a staging that reports success may leave something else."""
@@ -49,7 +51,6 @@ class Performer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked: Optional[float] = None
-        self._misses = 0
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
             Step.APPLY_LIVE: self._apply_live,
             Step.STAGE_OS: self._stage_os,
@@ -90,12 +91,12 @@ class Performer:
         if update is not None and update.unfinalized:
             log.warning("ostree could not finalize %s at the last shutdown: %s", update.name, update.unfinalized)
             self._note(unfinalized="")
-        files.remove_temporaries(context.root, (context.settings.state_dir,))
+        files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
         try:
-            for hold in context.images.release_unknown(known):
+            for hold in context.images.release_unknown(known if update is not None and update.held else set()):
                 log.warning("released the hold %s, which no update knows", hold)
         except Transient as error:
             # A node without podman has none; otherwise the next start looks again.
@@ -103,9 +104,16 @@ class Performer:
         return alien
 
     def retry_if_asked(self) -> None:
-        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal."""
+        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
+
+        And what was confirmed, where an older deployment was booted since: that is what keeps the agent from acting.
+        """
         if self._context.retry.exists():
-            self._store(dataclasses.replace(self._record(), failed=None))
+            record = self._record()
+            confirmed = record.confirmed
+            if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
+                confirmed = None
+            self._store(dataclasses.replace(record, failed=None, confirmed=confirmed))
             self._context.retry.unlink()
 
     def perform(self, decision: Decision, facts: Facts) -> None:
@@ -126,6 +134,8 @@ class Performer:
         except Broken as error:
             if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
                 raise
+            if decision.step in _ABOUT_A_DEPLOYMENT and self._moved(facts):
+                raise Transient(f"somebody else's deployments took the place of ours: {error.sentence}") from error
             self._write_off(error)
 
     def _retreat(self, facts: Facts, decision: Decision, error: Held) -> None:
@@ -151,6 +161,12 @@ class Performer:
         if most is None or update is None or decision.step not in _CAN_FAIL_THE_TARGET:
             return False
         return self._note(troubles=update.troubles + 1).troubles >= most
+
+    def _moved(self, facts: Facts) -> bool:
+        """Whether somebody else has staged or cleaned up since the observation: a race lost is not the target's."""
+        staged = self._context.machine.staged()
+        seen = facts.staged.name if facts.staged is not None else ""
+        return (staged.name if staged is not None else "", self._context.machine.pending()) != (seen, facts.pending)
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -187,7 +203,10 @@ class Performer:
             update = dataclasses.replace(
                 update, digest=facts.resolution.digest, image_digest=facts.resolution.image_digest
             )
-        self._store(dataclasses.replace(self._record(), update=update))
+        record = self._record()
+        self._store(dataclasses.replace(record, update=update))
+        if record.failed is not None and update.digest and update.digest == record.failed.digest:
+            log.warning("%s goes to %s, which has failed before, with %s", update.name, update.digest, record.failed)
         return update
 
     # -- staging ----------------------------------------------------------------------------------------------------
@@ -197,20 +216,21 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         self._clear_the_stage(facts)
         refspec = self._hold_image(facts, plan, update)
-        update = self._note(attempt=update.attempt + 1, staged="", finalizing="", origin=refspec)
+        update = self._note(attempt=update.attempt + 1, origin=refspec, **_STAGED_ANEW)
         delta = plan.packages
+        packages = {
+            "install-packages": delta.install,
+            "uninstall-packages": delta.uninstall,
+            "override-remove-packages": delta.remove_base,
+            "override-reset-packages": delta.reset_base,
+        }
+        title = stage.title(update.id, update.attempt)
         with self._repository(facts, plan, update):
             try:
-                self._context.rpmostree.update(
-                    refspec,
-                    {
-                        "install-packages": delta.install,
-                        "uninstall-packages": delta.uninstall,
-                        "override-remove-packages": delta.remove_base,
-                        "override-reset-packages": delta.reset_base,
-                    },
-                    stage.title(update.id, update.attempt),
-                )
+                if update.misses:
+                    self._stage_step_by_step(refspec, packages, title)
+                else:
+                    self._context.rpmostree.update(refspec, packages, title)
             except (Held, Broken, Transient) as error:
                 passing = isinstance(error, Transient) and error.code not in _MOST_TROUBLES
                 if passing or not _is_local(refspec):
@@ -219,6 +239,15 @@ class Performer:
                 self._note(no_storage=True)
                 raise Transient(error.sentence, "it is staged from the registry next") from error
         self._look_at_the_stage(facts, update, {Staged.READY, Staged.OS_ONLY})
+
+    def _stage_step_by_step(self, refspec: str, packages: Mapping[str, Sequence[str]], title: str) -> None:
+        """The same in other calls, after rpm-ostree has reported success and done nothing (TXN-26, TXN-27): the image
+        by a rebase, then the packages on top of it. Those stay together: a kernel that is removed in a step of its own
+        would leave a tree without one."""
+        if refspec:
+            self._context.rpmostree.rebase(refspec, title)
+        if any(packages.values()):
+            self._context.rpmostree.update("", packages, f"{title}:packages")
 
     def _hold_image(self, facts: Facts, plan: Plan, update: Update) -> str:
         if not plan.image:
@@ -246,7 +275,7 @@ class Performer:
         plan, update = _plan(facts), self._begin(facts)
         if facts.observation.staged is not Staged.OS_ONLY:
             self._clear_the_stage(facts)
-        update = self._note(attempt=update.attempt + 1, staged="", finalizing="")
+        update = self._note(attempt=update.attempt + 1, **_STAGED_ANEW)
         existing = self._context.rpmostree.boot_options()
         line = stage.kernel_line(existing, plan, update.id)
         self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
@@ -266,13 +295,17 @@ class Performer:
             context.machine.options_of(facts.booted),
         )
         if found in good:
-            self._misses = 0
+            if update.misses:
+                self._note(misses=0)
             return
-        self._misses += 1
-        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged something else"
-        if self._misses >= _MOST_MISSES:
-            raise Broken(sentence, "compare `rpm-ostree status --json` with the config; is another agent at work?")
-        raise Transient(sentence)
+        what = "nothing" if found is Staged.NONE else "something else"
+        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged {what}"
+        if self._note(misses=update.misses + 1).misses >= _MOST_MISSES:
+            known = "; this version of rpm-ostree is known for it" if facts.versions.has_false_no_ops else ""
+            raise Broken(
+                sentence, f"compare `rpm-ostree status --json` with the config; is another agent at work?{known}"
+            )
+        raise Transient(sentence, "it is tried again in smaller steps")
 
     def _clear_the_stage(self, facts: Facts) -> None:
         """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""
@@ -288,15 +321,18 @@ class Performer:
         plan, update, staged = _plan(facts), _update(facts), facts.staged
         assert staged is not None and facts.desired is not None
         context = self._context
-        stage.verify(context.machine, staged)
+        self._require_not_older(plan, facts)
+        versions = context.probe.versions(facts.booted)
+        stage.verify(context.machine, staged, facts.deployments, versions.prunes_boot_early)
         target = context.machine.root_of(staged.name)
         load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
-        report = merge.predict(context.root, target, load, libostree_version())
+        report = merge.predict(context.root, target, load, versions.skips_special_files)
         report.log(log)
         context.payloads.drop(update.id)
         context.payloads.save(load, entries)
         with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
-        merge.predict(context.root, target, load, libostree_version())  # what was placed must not make the merge fail
+        # What was placed must not make the merge fail.
+        merge.predict(context.root, target, load, versions.skips_special_files)
         self._release(update)
         self._note(staged=staged.name, committed="", proved="", stamp=context.machine.stamp())
         for note in payload.notes(facts.desired.config, target):
@@ -308,11 +344,28 @@ class Performer:
             update.digest or ("unchanged" if not plan.image else "?"),
         )
 
+    def _require_not_older(self, plan: Plan, facts: Facts) -> None:
+        """The last word on the age of the target, from what is really staged. Raises Broken where the settings refuse
+        an older one: then it did not say so before it was fetched."""
+        staged = next((d for d in facts.deployments if d.staged), None)
+        booted = next((d for d in facts.deployments if d.booted), None)
+        if not plan.image or staged is None or booted is None:
+            return
+        target = downgrade.described(staged.version, staged.timestamp)
+        why = downgrade.older(target, booted.version, booted.timestamp)
+        if why and self._context.settings.os.downgrade == "refuse":
+            error = downgrade.refusal(_update(facts).name, why)
+            raise Broken(error.sentence, error.hint)
+        if why:
+            log.warning("the OS goes back: %s", why)
+
     def _drain(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
         if not update.live:
             self._require_free_way()
+            otheragents.require_none(self._context.systemd, self._context.machine.top)
         settings = self._context.settings.drain
+        self._note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
         self._note(drained=True)
 
@@ -340,8 +393,9 @@ class Performer:
         update = self._note(
             finalizing=facts.boot_id, finalizations=update.finalizations + 1, stamp=context.machine.stamp()
         )
+        with contextlib.suppress(Failure):  # only for a sentence in the log
+            files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
         context.machine.unlock()
-        files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
         try:
             context.machine.finalize(context.systemd, staged.name)
         except (Broken, Transient) as error:
@@ -388,7 +442,7 @@ class Performer:
     def _verify_root(self, facts: Facts, _decision: Decision) -> None:
         update, context = _update(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
-        report = verify.validate(root, load.expected())
+        report = verify.validate(root, load.expected(), load.passwords)
         if report.mismatches:
             raise Broken(
                 f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
@@ -421,7 +475,8 @@ class Performer:
         try:
             self._ask_for_reboot()
         except (Held, Transient, Broken):
-            self._note(armed="")
+            # The early unit's own asking stays: services of this boot have read files that it replaced since.
+            self._note(armed=facts.boot_id if facts.observation.booted is Booted.TARGET else "")
             raise
         self._asked = time.monotonic()
 
@@ -432,29 +487,33 @@ class Performer:
         else:
             self._context.logind.reboot()
 
-    def _confirm(self, facts: Facts, _decision: Decision) -> None:
+    def _confirm(self, facts: Facts, decision: Decision) -> None:
         update = _update(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
+        self._note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
         self._back_to_work(update)
         # What the origin is pinned to, which for a multi-platform image is the index and not the platform's manifest.
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
         digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._record().digest
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
-        self._store(dataclasses.replace(self._record(), update=None, failed=None, digest=digest))
+        record = dataclasses.replace(self._record(), update=None, digest=digest)
+        if not decision.remember:
+            confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
+            record = dataclasses.replace(record, failed=None, confirmed=confirmed)
+        self._store(record)
         self._forget(update)
+        if not update.live and not decision.remember:
+            for said in health.told(self._context.runtime):
+                log.warning("wanted, but not required: %s", said)
+            self._run_scripts(greenboot.GREEN)
 
     def _roll_back(self, facts: Facts, decision: Decision) -> None:
         update, context = _update(facts), self._context
         if not update.rolled_back:
-            reason = f"{update.name}: {decision.why}"
-            record = self._record()
-            self._store(
-                dataclasses.replace(
-                    record,
-                    update=dataclasses.replace(update, rolled_back=True, failure=reason),
-                    failed=FailedTarget(update.desired, update.digest, reason),
-                )
-            )
+            changed = dataclasses.replace(update, rolled_back=True, failure=f"{update.name}: {decision.why}")
+            failed = FailedTarget.of(update, decision.why)
+            self._store(dataclasses.replace(self._record(), update=changed, failed=failed))
+            self._run_scripts(greenboot.RED)
         rollback.to_source(context.machine, context.rpmostree, update.source)
         commit.take_back(update.id, context.undo, context.root)
         self._ask_for_reboot()
@@ -470,11 +529,24 @@ class Performer:
             )
         else:
             commit.take_back(update.id, context.undo, context.root)
+            self._clear_lost_stage(facts, update)
         self._back_to_work(update)
         record = self._record()
-        failed = FailedTarget(update.desired, update.digest, decision.why) if decision.remember else record.failed
+        failed = record.failed
+        # What was taken back by the health gate is remembered since then, with its reason.
+        if decision.remember and not (update.rolled_back and failed is not None and failed.desired == update.desired):
+            failed = FailedTarget.of(update, decision.why)
         self._store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
+
+    def _clear_lost_stage(self, facts: Facts, update: Update) -> None:
+        """What was staged is forgotten with the boot, but its directory stays on the disk, with what was put into its
+        /etc, which can be secret. Nothing waits for that: rpm-ostree also removes it with its next deployment."""
+        if update.attempt and facts.staged is None and not facts.pending:
+            try:
+                self._context.rpmostree.cleanup("base")
+            except (Held, Transient, Broken) as error:
+                log.info("%s", error)
 
     def _apply_live(self, facts: Facts, _decision: Decision) -> None:
         update = self._begin(facts)
@@ -505,10 +577,16 @@ class Performer:
         return load
 
     def _back_to_work(self, update: Update) -> None:
-        if update.drained:
+        if update.draining or update.drained:
             settings = self._context.settings.drain
+            self._note(draining=True, drained=False)  # before: who is back must never be taken for drained
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
-            self._note(drained=False)
+            self._note(draining=False)
+
+    def _run_scripts(self, kind: str) -> None:
+        """What the administrator has for a verdict; whatever becomes of it, the node goes its way."""
+        for said in self._context.scripts.verdict(kind):
+            log.warning("%s", said)
 
     def _release(self, update: Update) -> None:
         """Only where a hold was taken: a node without podman has none and needs none."""
@@ -516,11 +594,12 @@ class Performer:
             self._context.images.release(update.id)
 
     def _forget(self, update: Update) -> None:
-        self._release(update)
-        self._context.images.trust_storage()
-        self._context.images.forget()
+        """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
+        self._context.images.trust_storage()
+        self._context.images.forget()
+        self._release(update)
 
 
 _OUT_OF_SERVICE = frozenset({Step.FINALIZE, Step.COMMIT_FILES, Step.VERIFY_ROOT})
@@ -537,6 +616,9 @@ _CAN_FAIL_THE_TARGET = frozenset(
         Step.VERIFY_ROOT,
     }
 )
+
+_ABOUT_A_DEPLOYMENT = frozenset({Step.VERIFY_STAGED, Step.COMMIT_FILES, Step.VERIFY_ROOT})
+"""... because of a deployment that somebody else can take away meanwhile."""
 
 
 def _plan(facts: Facts) -> Plan:

@@ -14,7 +14,7 @@ from mcdaemon.errors import Failure, Held, HoldReason, Transient
 from mcdaemon.host import files
 from mcdaemon.observe import Facts
 from mcdaemon.report import status
-from mcdaemon.report.metrics import Board, Result, Snapshot, State
+from mcdaemon.report.metrics import Board, Failed, Result, Snapshot, State
 from mcdaemon.report.status import Status
 
 _RESULTS = {Step.CONFIRM: Result.DONE, Step.DISCARD: Result.DISCARDED, Step.ROLL_BACK: Result.ROLLED_BACK}
@@ -69,8 +69,9 @@ class Reporter:
 
     def performed(self, facts: Facts, decision: Decision, seconds: float) -> None:
         """The step was taken."""
-        if decision.step in _RESULTS:
+        if decision.step in _RESULTS and not (decision.step is Step.CONFIRM and decision.remember):
             self._count(_RESULTS[decision.step].value)
+            self._set(f"{_RESULTS[decision.step].value}_at", int(time.time()))
         if decision.step in (Step.REBOOT, Step.ROLL_BACK):
             self._count("reboots")
         changes: dict[str, Any] = {}
@@ -103,7 +104,7 @@ class Reporter:
     # -- how it is written ------------------------------------------------------------------------------------------
 
     def _publish(self, facts: Facts, decision: Decision, state: State, error: str = "", **changes: Any) -> None:
-        desired, current = facts.desired, facts.current
+        desired, current, failed = facts.desired, facts.current, facts.journal.failed
         now = time.time()
         counts = self._load()
         self._snapshot = dataclasses.replace(
@@ -120,11 +121,16 @@ class Reporter:
             reboots_failed=counts.get("reboots_failed", 0),
             retries=counts.get("retries", 0),
             drift_at=now if facts.observation.drift else None,
+            health=facts.observation.health if _arrived(facts) else None,
+            stood_back=bool(facts.observation.stood_back),
+            failed=Failed(failed.name, failed.digest, failed.at) if failed is not None else None,
+            ended={result: counts[f"{result.value}_at"] for result in Result if f"{result.value}_at" in counts},
+            host=facts.versions.texts(),
             **changes,
         )
         if self._board is not None:
             self._board.publish(self._snapshot)
-        update = facts.update
+        update, confirmed = facts.update, facts.journal.confirmed
         status.store(
             self._status,
             Status(
@@ -143,8 +149,16 @@ class Reporter:
                 overridden_by=desired.overridden_by if desired else "",
                 hold=facts.observation.hold if decision.step is Step.HOLD else "",
                 error=error,
-                failed=facts.journal.failed.reason if facts.journal.failed else "",
+                failed=str(failed) if failed else "",
+                failed_config=failed.name if failed else "",
+                failed_digest=failed.digest if failed else "",
+                failed_at=failed.at if failed else 0,
+                health=facts.observation.health.value if _arrived(facts) else "",
+                stood_back=bool(facts.observation.stood_back),
+                confirmed=confirmed.name if confirmed else "",
+                confirmed_at=confirmed.at if confirmed else 0,
                 warnings=_warnings(facts),
+                host=facts.versions.texts(),
             ),
         )
 
@@ -158,8 +172,11 @@ class Reporter:
         return self._counts
 
     def _count(self, name: str) -> None:
+        self._set(name, self._load().get(name, 0) + 1)
+
+    def _set(self, name: str, value: int) -> None:
         counts = self._load()
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] = value
         # A full disk is told as the failure of a step; that it cannot be counted as well ends no agent.
         with contextlib.suppress(Failure):
             files.write_atomic(self._counters, json.dumps(counts).encode())
@@ -168,7 +185,7 @@ class Reporter:
 def _state(facts: Facts, decision: Decision) -> State:
     if decision.step is Step.REJECT:
         return State.UNRECONCILABLE
-    if decision.step is Step.HOLD and facts.observation.failed_before:
+    if decision.step is Step.HOLD and (facts.observation.failed_before or decision.degraded):
         return State.DEGRADED
     if decision.step is Step.REST:
         return State.DEGRADED if decision.degraded else State.DONE
@@ -177,13 +194,27 @@ def _state(facts: Facts, decision: Decision) -> State:
 
 def _digest(facts: Facts) -> str:
     """What the booted OS is pinned to: of a target that is not confirmed yet, what it was staged as."""
-    arrived = facts.observation.booted is Booted.TARGET and facts.update is not None
-    return (facts.update.digest if arrived and facts.update else "") or facts.journal.digest
+    return (facts.update.digest if _arrived(facts) and facts.update else "") or facts.journal.digest
+
+
+def _arrived(facts: Facts) -> bool:
+    """Whether a target is booted that is not confirmed yet."""
+    return facts.observation.booted is Booted.TARGET and facts.update is not None
 
 
 def _warnings(facts: Facts) -> tuple[str, ...]:
     missing = f"{facts.source} is not there" if facts.desired is None and not Path(facts.source).is_dir() else ""
-    return tuple(text for text in (facts.alien, missing, *facts.notes) if text)
+    return tuple(text for text in (facts.alien, missing, _same_image(facts), *facts.notes, *facts.remarks) if text)
+
+
+def _same_image(facts: Facts) -> str:
+    """Another config may well repair what was wrong, so it is tried; but it goes to an image that has failed once."""
+    failed, update = facts.journal.failed, facts.update
+    if failed is None or update is None or not failed.digest or failed.desired == update.desired:
+        return ""
+    return (
+        f"it goes to {update.digest}, which has failed before, with {failed}" if update.digest == failed.digest else ""
+    )
 
 
 def _hold(facts: Facts, decision: Decision) -> Optional[HoldReason]:

@@ -24,6 +24,7 @@ _MAX_BYTES = 1024 * 1024
 _MIB = 1024 * 1024
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.[a-z]+")
+_URL = re.compile(r"http://[^\s/@?#]+(/[^\s#]*)?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})")
 
 
@@ -124,9 +125,30 @@ class Health:
     units: tuple[str, ...] = _key((), "a list of unit names")
     """systemd units that have to be active, with their suffix (kubelet.service)."""
     timeout_seconds: float = _key(600.0, "a number of seconds", 1)
-    """Seconds after the start of the agent until everything has to be well."""
-    scripts_directory: str = _key("/etc/mcdaemon/health.d", "an absolute path")
-    """Executables that have to end with exit status 0; an absent directory has none."""
+    """Seconds after the agent's first look in a boot until everything has to be well."""
+    settle_seconds: float = _key(5.0, "a number of seconds")
+    """Seconds for which everything has to stay well; 0: one good look is enough."""
+    scripts_directories: tuple[str, ...] = _key(("/etc/mcdaemon/health.d",), "a list of absolute paths")
+    """Directories in greenboot's layout: required.d, wanted.d, green.d, red.d; an absent one has no scripts."""
+    script_timeout_seconds: float = _key(60.0, "a number of seconds", 1)
+    """Seconds that one script may take."""
+    kubelet_healthz: str = _key("", "an http:// URL, or empty text")
+    """The kubelet's health endpoint, http://127.0.0.1:10248/healthz on OpenShift. Empty: not asked."""
+    node_kubeconfig: str = _key("", "an absolute path, or empty text")
+    """The kubelet's kubeconfig (/var/lib/kubelet/kubeconfig), for the node's Ready condition. Empty: not asked."""
+    node_name: str = _key("", "the name of a node, or empty text")
+    """The node's name; empty: the one in the kubeconfig's client certificate, or else the host's name."""
+    unreachable_api: str = _key("roll-back", "roll-back or wait")
+    """What an API server that cannot be reached until the deadline means."""
+
+
+@dataclass(frozen=True)
+class Os:
+    """The operating system that a config may move the node to."""
+
+    downgrade: str = _key("allow", "allow or refuse")
+    """A target older than the booted OS, by version or else by the time it was made. `allow`: it is a warning, because
+    going back to an older config is how a pool is taken back. `refuse`: the config is refused."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +202,16 @@ class Settings:
     drain: Drain = _group(Drain)
     reboot: Reboot = _group(Reboot)
     health: Health = _group(Health)
+    os: Os = _group(Os)
     disruption: Disruption = _group(Disruption)
     rpm_ostree: RpmOstree = _group(RpmOstree)
     limits: Limits = _group(Limits)
     loop: Loop = _group(Loop)
 
     @property
-    def scripts(self) -> Path:
-        """The directory of the health scripts."""
-        return Path(self.health.scripts_directory)
+    def scripts(self) -> tuple[Path, ...]:
+        """The directories of the health scripts."""
+        return tuple(Path(folder) for folder in self.health.scripts_directories)
 
 
 def load(path: str = PATH) -> Settings:
@@ -287,6 +310,7 @@ class _Reader:
 _ITEM = {
     "a list of a program and its arguments": "the absolute path of a program",
     "a list of unit names": "the full name of a systemd unit",
+    "a list of absolute paths": "an absolute path",
 }
 
 
@@ -297,12 +321,14 @@ def _text_fits(text: str, expected: str) -> bool:
         return False
     if expected.startswith("an absolute path"):
         return text.startswith("/") and ".." not in text.split("/")
-    if expected == "the name of a pool":
+    if expected.startswith("the name of a "):
         return bool(_NAME.fullmatch(text))
+    if expected.startswith("an http:// URL"):
+        return bool(_URL.fullmatch(text))
     if expected.startswith("HOST:PORT"):
         match = _LISTEN.fullmatch(text)
         return bool(match) and int(match.group("port")) <= 65535 if match else False
-    return text == expected
+    return text in expected.split(" or ")
 
 
 def _item_fits(item: str, index: int, expected: str) -> bool:
@@ -310,5 +336,7 @@ def _item_fits(item: str, index: int, expected: str) -> bool:
         return False
     if expected == "a list of unit names":
         return bool(_UNIT.fullmatch(item))
+    if expected == "a list of absolute paths":
+        return _text_fits(item, "an absolute path")
     # Only the program has to be absolute: what PATH is for a service is nothing to rely on.
     return index > 0 or item.startswith("/")

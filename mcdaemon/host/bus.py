@@ -7,6 +7,8 @@ own; dropping that one is also the only way to get rid of a transaction that was
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import pydbus
@@ -105,6 +107,25 @@ class Bus:
         return self.call(proxy, properties, "Get", interface, prop, doing=f"read {interface}.{prop}")
 
 
+@dataclass(frozen=True)
+class UnitState:
+    """A unit at this moment, in systemd's words.
+
+    :ivar load: "loaded", "not-found", "masked", "bad-setting", "error".
+    :ivar active: "active", "activating", "failed", ...; `sub`: the same in the words of the unit's kind.
+    :ivar result: of a service, why it ended last ("success", "exit-code", ...); "" for other kinds.
+    :ivar restarts: how often systemd has restarted a service by itself since somebody started it.
+    :ivar invocation: new with each start, hexadecimal.
+    """
+
+    load: str
+    active: str
+    sub: str
+    result: str = ""
+    restarts: int = 0
+    invocation: str = ""
+
+
 class Systemd:
     """systemd's manager, as far as an update needs it."""
 
@@ -193,14 +214,37 @@ class Systemd:
         proxy = self._bus.proxy(_SYSTEMD, path, f"look at {unit}")
         return str(self._bus.get(proxy, f"{_SYSTEMD}.Unit", "ActiveState"))
 
-    def forget_start_limit(self, unit: str) -> bool:
-        """`systemctl reset-failed` for a unit that failed because it was started too often; False: it did not."""
+    def unit_state(self, unit: str) -> UnitState:
+        """How a unit is. Raises Failure for a name that no unit can have, or when systemd does not answer."""
         doing = f"look at {unit}"
         path = self._manager("LoadUnit", unit, doing=doing)
-        if self._bus.get(self._bus.proxy(_SYSTEMD, path, doing), f"{_SYSTEMD}.Service", "Result") != "start-limit-hit":
+        proxy = self._bus.proxy(_SYSTEMD, path, doing)
+        properties = "org.freedesktop.DBus.Properties"
+        found = self._bus.call(proxy, properties, "GetAll", f"{_SYSTEMD}.Unit", doing=doing)
+        service: Any = {}
+        if unit.endswith(".service") and found["LoadState"] == "loaded":
+            service = self._bus.call(proxy, properties, "GetAll", f"{_SYSTEMD}.Service", doing=doing)
+        return UnitState(
+            str(found["LoadState"]),
+            str(found["ActiveState"]),
+            str(found["SubState"]),
+            str(service.get("Result", "")),
+            int(service.get("NRestarts", 0)),
+            bytes(found.get("InvocationID", ())).hex(),
+        )
+
+    def forget_start_limit(self, unit: str) -> bool:
+        """`systemctl reset-failed` for a unit that failed because it was started too often; False: it did not."""
+        if self.unit_state(unit).result != "start-limit-hit":
             return False
         self._manager("ResetFailedUnit", unit, doing=f"forget the failure of {unit}")
         return True
+
+    def active_states(self, units: Sequence[str]) -> dict[str, str]:
+        """`ActiveState` of several units, asked for at once; one that does not exist is "inactive"."""
+        rows = self._manager("ListUnitsByNames", list(units), doing=f"look at {', '.join(units)}")
+        found = {str(row[0]): str(row[3]) for row in rows}
+        return {unit: found.get(unit, "inactive") for unit in units}
 
 
 class Logind:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,15 +255,6 @@ def _backing_root(path: Path) -> Optional[tuple[int, int]]:
     value = GLib.Variant.new_from_bytes(GLib.VariantType("a{sv}"), GLib.Bytes.new(content), False).unpack()
     found = value.get("backing-root-device-inode")
     return (int(found[0]), int(found[1])) if found else None
-
-
-def libostree_version() -> tuple[int, int]:
-    """Year and number of the host's libostree, as `ostree --version` says. Raises Broken when it says none."""
-    said = process.run(["ostree", "--version"], "ask for the version of libostree", _TIMEOUT, Broken)
-    found = re.search(r"Version: '?(\d+)\.(\d+)", said)
-    if not found:
-        raise Broken("cannot tell the version of libostree from `ostree --version`")
-    return int(found[1]), int(found[2])
 
 
 def _run(argv: list[str], doing: str) -> None:

@@ -157,24 +157,14 @@ def write_file(root: Root, path: str, content: bytes, mode: int, uid: int, gid: 
     Broken. With `sync` the file is on the disk on return; without, only after sync_tree.
     """
     with _writable(root, path, "write", sync) as place, _temporary(place) as name:
-        with _created(place, name) as descriptor:
-            _write_all(descriptor, content)
-            # Owner first: chown takes setuid and setgid away.
-            os.fchown(descriptor, uid, gid)
-            os.fchmod(descriptor, mode)
-            _label(root, place, descriptor, stat.S_IFREG)
-            if sync:
-                os.fsync(descriptor)
+        _fill_file(root, place, name, Entry.file(content, mode, uid, gid), sync)
         _rename(place, name, path, sync)
 
 
 def write_link(root: Root, path: str, target: str, sync: bool = True) -> None:
     """Replace whatever stands at a path by a symbolic link of root's. As write_file otherwise."""
     with _writable(root, path, "link", sync) as place, _temporary(place) as name:
-        os.symlink(target, name, dir_fd=place.fd)
-        os.chown(name, 0, 0, dir_fd=place.fd, follow_symlinks=False)
-        # There is no lsetxattr relative to a descriptor.
-        _label(root, place, f"/proc/self/fd/{place.fd}/{name}", stat.S_IFLNK)
+        _fill_link(root, place, name, target)
         _rename(place, name, path, sync)
 
 
@@ -229,11 +219,13 @@ def put(root: Root, path: str, entry: Entry, sync: bool = True) -> None:
         raise Broken(f"cannot make {path}: a {node.kind.value} is never made")
 
 
-def put_all(root: Root, entries: Mapping[str, Entry]) -> None:
-    """Make many paths what their entries say, and sync once. Stops at the first failure; what was made stays.
+def put_all(root: Root, entries: Mapping[str, Entry], also: Iterable[str] = ()) -> None:
+    """Make many paths what their entries say, and sync twice. Stops at the first failure; what was made stays.
 
     What goes, goes first and from the bottom up, so that a path can be a file in one config and a directory of files in
-    the other (field cases FILE-13, FILE-15).
+    the other (field cases FILE-13, FILE-15). Then all files are written under temporary names and synced before the
+    first is renamed: a new name that reaches the disk before its content would be an empty file after a power cut.
+    `also`: paths that have been right before, perhaps since a moment ago: their file systems are synced, too.
     """
 
     def order(path: str) -> tuple[int, int, str]:
@@ -242,9 +234,26 @@ def put_all(root: Root, entries: Mapping[str, Entry]) -> None:
             return 0, -depth, path
         return (1 if kind is Kind.DIRECTORY else 2), depth, path
 
-    for path in sorted(entries, key=order):
-        put(root, path, entries[path], sync=False)
-    sync_tree(root, entries)
+    waiting: dict[str, str] = {}
+    try:
+        for path in sorted(entries, key=order):
+            if entries[path].node.kind in (Kind.FILE, Kind.LINK):
+                _prepare(root, path, entries[path], waiting)
+            else:
+                put(root, path, entries[path], sync=False)
+        if any(entries[path].node.kind is Kind.FILE for path in waiting):
+            sync_tree(root, waiting)
+        for path in list(waiting):
+            with _writable(root, path, "write", sync=False) as place:
+                _rename(place, waiting[path], path, sync=False)
+            del waiting[path]
+    finally:
+        for path, name in waiting.items():
+            # What cannot be removed now is, before the next try (remove_temporaries).
+            with contextlib.suppress(OSError, Failure), open_parent(root, path) as left:
+                if left is not None:
+                    os.unlink(name, dir_fd=left.fd)
+    sync_tree(root, {*entries, *also})
 
 
 def check_place(root: Root, path: str) -> None:
@@ -441,9 +450,41 @@ def _created(place: Place, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _prepare(root: Root, path: str, entry: Entry, waiting: dict[str, str]) -> None:
+    """Make a file or link beside its path, to be renamed later; its name goes into `waiting`."""
+    with _writable(root, path, "write", sync=False) as place:
+        waiting[path] = name = _temporary_name()
+        if entry.node.kind is Kind.LINK:
+            _fill_link(root, place, name, entry.node.target)
+        else:
+            _fill_file(root, place, name, entry, sync=False)
+
+
+def _fill_file(root: Root, place: Place, name: str, entry: Entry, sync: bool) -> None:
+    with _created(place, name) as descriptor:
+        _write_all(descriptor, entry.content)
+        # Owner first: chown takes setuid and setgid away.
+        os.fchown(descriptor, entry.node.uid, entry.node.gid)
+        os.fchmod(descriptor, entry.node.mode)
+        _label(root, place, descriptor, stat.S_IFREG)
+        if sync:
+            os.fsync(descriptor)
+
+
+def _fill_link(root: Root, place: Place, name: str, target: str) -> None:
+    os.symlink(target, name, dir_fd=place.fd)
+    os.chown(name, 0, 0, dir_fd=place.fd, follow_symlinks=False)
+    # There is no lsetxattr relative to a descriptor.
+    _label(root, place, f"/proc/self/fd/{place.fd}/{name}", stat.S_IFLNK)
+
+
+def _temporary_name() -> str:
+    return f".mcdaemon-{secrets.token_hex(8)}"
+
+
 @contextlib.contextmanager
 def _temporary(place: Place) -> Iterator[str]:
-    name = f".mcdaemon-{secrets.token_hex(8)}"
+    name = _temporary_name()
     try:
         yield name
     finally:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Optional
 
 from mcdaemon.errors import Held, HoldReason, from_os_error
 from mcdaemon.host import files, process
@@ -20,8 +21,14 @@ from mcdaemon.host.root import Root
 REPOSITORY = "/etc/yum.repos.d/mcdaemon-extensions.repo"
 """Ours alone, so that removing one that a crash left cannot hit somebody else's (the MCD's is coreos-extensions)."""
 
+CONTAINER_PREFIX = "mcdaemon-extensions-"
+"""A container that the image is read through has this and the update's id as its name; `image.storage` sweeps them."""
+
 CONTENT = "usr/share/rpm-ostree/extensions"
 _FOLDER = "run/mcdaemon/extensions"
+# Layers are as large as the packages of a whole release: podman puts them below /var/tmp while it pulls, under names
+# of its own, and a killed one leaves them there.
+_LAYERS = "var/tmp/mcdaemon-extensions"
 _PULL_TIMEOUT = 1800.0
 _TIMEOUT = 300.0
 
@@ -29,14 +36,14 @@ _TIMEOUT = 300.0
 def leftovers(root: Root) -> tuple[str, ...]:
     """What a crash left of an earlier transaction: the repository file, the unpacked image."""
     found = [REPOSITORY] if root.locate(REPOSITORY).exists() else []
-    folder = root.path / _FOLDER
-    return tuple(found + ([f"/{_FOLDER}"] if folder.exists() else []))
+    return tuple(found + [f"/{folder}" for folder in (_FOLDER, _LAYERS) if (root.path / folder).exists()])
 
 
 def remove(root: Root) -> None:
     """Take the repository away again. Idempotent."""
     files.remove(root, REPOSITORY)
-    shutil.rmtree(root.path / _FOLDER, ignore_errors=True)
+    for folder in (_FOLDER, _LAYERS):
+        shutil.rmtree(root.path / folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -47,7 +54,9 @@ def repository(root: Root, image: str, update: str, pull: bool, authfile: str = 
     """
     folder = root.path / _FOLDER
     try:
-        _unpack(image, folder, f"mcdaemon-extensions-{update}", pull, authfile)
+        if pull:
+            _pull(image, root.path / _LAYERS, authfile)
+        _unpack(image, folder, f"{CONTAINER_PREFIX}{update}")
         content = (
             "[coreos-extensions]\nname=coreos-extensions\nenabled=1\nmetadata_expire=1m\n"
             f"baseurl={(folder / CONTENT).as_uri()}/\ngpgcheck=0\nskip_if_unavailable=False\n"
@@ -58,15 +67,23 @@ def repository(root: Root, image: str, update: str, pull: bool, authfile: str = 
         remove(root)
 
 
-def _unpack(image: str, folder: Path, container: str, pull: bool, authfile: str) -> None:
+def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise from_os_error(error, "make the directory", folder) from error
-    if pull:
-        auth = ["--authfile", authfile] if authfile else []
-        _podman(["pull", "--quiet", *auth, image], f"pull the extensions image {image}", _PULL_TIMEOUT)
+
+
+def _pull(image: str, layers: Path, authfile: str) -> None:
+    _empty(layers)
+    auth = ["--authfile", authfile] if authfile else []
+    argv = ["pull", "--quiet", *auth, image]
+    _podman(argv, f"pull the extensions image {image}", _PULL_TIMEOUT, {**os.environ, "TMPDIR": os.fspath(layers)})
+
+
+def _unpack(image: str, folder: Path, container: str) -> None:
+    _empty(folder)
     _podman(["rm", "--force", "--ignore", container], "remove a container left behind")
     _podman(["create", "--name", container, "--net=none", "--pull=never", image, "/none"], f"open {image}")
     try:
@@ -78,8 +95,10 @@ def _unpack(image: str, folder: Path, container: str, pull: bool, authfile: str)
         _podman(["rm", "--force", "--ignore", container], "remove the container of the extensions image")
 
 
-def _podman(arguments: list[str], doing: str, timeout: float = _TIMEOUT) -> None:
+def _podman(
+    arguments: list[str], doing: str, timeout: float = _TIMEOUT, env: Optional[Mapping[str, str]] = None
+) -> None:
     def failed(sentence: str) -> Held:
         return Held(HoldReason.IMAGE, sentence, "is the image still there?")
 
-    process.run(["podman", *arguments], doing, timeout, failed)
+    process.run(["podman", *arguments], doing, timeout, failed, env)

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Mapping, Sequence
+from typing import Callable, Optional
 
 from mcdaemon.errors import Failure, Transient, from_os_error
 
@@ -56,8 +56,18 @@ def alive() -> bool:
     return True
 
 
-def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str], Failure]) -> str:
+def run(
+    argv: Sequence[str],
+    doing: str,
+    timeout: float,
+    failed: Callable[[str], Failure],
+    environment: Optional[Mapping[str, str]] = None,
+    merged: bool = False,
+) -> str:
     """The program's standard output.
+
+    `environment`: all that the program gets to see; None: the agent's own. `merged`: errors are part of the output, and
+    the last line of both is what a failure quotes: a script of an administrator complains on either.
 
     `failed` makes the error of a non-zero exit out of the sentence "cannot <doing>: <last words of the program>".
     Raises Transient when it does not end within `timeout` seconds; it and its children are killed then. It ends when
@@ -68,10 +78,11 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
+            env=environment,
         )
     except OSError as error:
         raise from_os_error(error, "run", argv[0]) from error
@@ -81,6 +92,7 @@ def run(argv: Sequence[str], doing: str, timeout: float, failed: Callable[[str],
         if child.poll() is None:
             _end(child)
     if child.returncode != 0:
+        complaint = "".join(output.strip().splitlines()[-1:]) if merged else complaint
         raise failed(f"cannot {doing}: {_last_words(argv[0], child.returncode, complaint)}")
     return output
 

@@ -42,7 +42,9 @@ class Deployment:
 
     :ivar name: `<checksum>.<serial>`, the directory below ostree/deploy/<osname>/deploy.
     :ivar image: the origin's container reference, "" for an ostree ref.
-    :ivar digest: digest of the base image's manifest, "" when rpm-ostree cannot tell (row 48).
+    :ivar digest: digest of the base image's manifest; what the origin is pinned to (for several platforms that is the
+        index) where rpm-ostree cannot tell, "" when nobody can (row 48).
+    :ivar version: of the base, "" when it has none; `timestamp` is when it was made, in seconds since the epoch, or 0.
     :ivar requested: packages that the origin requests.
     :ivar removals: base packages that the origin removes.
     """
@@ -57,20 +59,25 @@ class Deployment:
     version: str
     requested: tuple[str, ...]
     removals: tuple[str, ...]
+    timestamp: int = 0
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Deployment:
+        image = entry.get("container-image-reference", "")
+        # Where rpm-ostree cannot read the image's metadata any more, the origin still says what was pulled.
+        pinned = image.rpartition("@")[2] if "@sha256:" in image else ""
         return cls(
             name=f"{entry['checksum']}.{entry['serial']}",
             osname=entry["osname"],
             booted=entry["booted"],
             staged=entry["staged"],
             pinned=entry.get("pinned", False),
-            image=entry.get("container-image-reference", ""),
-            digest=entry.get("container-image-reference-digest", ""),
-            version=entry.get("version", ""),
+            image=image,
+            digest=entry.get("container-image-reference-digest", "") or pinned,
+            version=entry.get("base-version", "") or entry.get("version", ""),
             requested=tuple(entry.get("requested-packages", ())),
             removals=tuple(entry.get("requested-base-removals", ())),
+            timestamp=int(entry.get("base-timestamp", 0) or entry.get("timestamp", 0)),
         )
 
 
@@ -219,6 +226,14 @@ class RpmOstree:
         if not refspec:
             options["no-pull-base"] = _b(True)
         self._transact("UpdateDeployment", modifiers, options)
+
+    def rebase(self, refspec: str, title: str) -> None:
+        """Stage image and nothing else, locked: another method for what `update` does, whose packages stay as they are.
+
+        rpm-ostree never skips a rebase as "no change" (rpm-ostree.md 1.11), and has not joined it to an `update` (2.3).
+        """
+        options = {"lock-finalization": _b(True), "initiating-command-line": GLib.Variant("s", title)}
+        self._transact("Rebase", options, refspec, [])
 
     def kernel_args(self, existing: str, final: str, title: str) -> None:
         """Stage the kernel arguments `final`, locked; `existing` is what they were computed from.

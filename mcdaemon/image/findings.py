@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mcdaemon.errors import Failure
+from mcdaemon.image.description import Description
 
 _SAID_LIMIT = 300
 
@@ -34,11 +35,37 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Blob:
+    """A config or a layer. `size` in bytes, as the manifest says. `elsewhere`: it comes from URLs outside the
+    registry. `compressed`: it grows when it is unpacked.
+    """
+
+    digest: str
+    size: int
+    elsewhere: bool = False
+    compressed: bool = True
+
+
+@dataclass(frozen=True)
+class Contents:
+    """An image that a source holds completely: `digest` as asked for, `image_digest` for this platform, `size` in
+    bytes, `layers` from the base up.
+    """
+
+    digest: str
+    image_digest: str
+    size: int
+    layers: tuple[Blob, ...] = ()
+    description: Description = Description()
+
+
+@dataclass(frozen=True)
 class Finding:
     """One source's answer. `reason` is for people: why not, or what to know about a complete one.
 
     `digest` is the manifest that was asked for; `image_digest` the one for this platform (the same unless `digest` is
     an index). `retry_after` in seconds, where the source asked for patience. `size` in bytes: config and layers.
+    `contents`: of a complete one.
     """
 
     source: Source
@@ -49,6 +76,7 @@ class Finding:
     retry_after: Optional[float] = None
     image_digest: str = ""
     size: int = 0
+    contents: Optional[Contents] = None
 
     @property
     def complete(self) -> bool:
@@ -57,17 +85,6 @@ class Finding:
     def __str__(self) -> str:
         where = self.source.value if self.place in ("", self.source.value) else f"{self.source.value} {self.place}"
         return f"{where}: {self.verdict.value}" + (f" ({self.reason})" if self.reason else "")
-
-
-@dataclass(frozen=True)
-class Contents:
-    """An image that a source holds completely: `digest` as asked for, `image_digest` for this platform, `size` in
-    bytes.
-    """
-
-    digest: str
-    image_digest: str
-    size: int
 
 
 class Unavailable(Failure):

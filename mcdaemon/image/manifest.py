@@ -8,7 +8,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mcdaemon.image.findings import Unavailable, Verdict, printable
+from mcdaemon.image.description import Description, from_annotations
+from mcdaemon.image.findings import Blob, Unavailable, Verdict, printable
 from mcdaemon.image.reference import is_digest
 
 # containers/image reads no manifest beyond this (internal/iolimits).
@@ -36,17 +37,6 @@ def this_architecture() -> str:
 
 
 @dataclass(frozen=True)
-class Blob:
-    """A config or a layer. `size` in bytes, as the manifest says. `elsewhere`: it comes from URLs outside the
-    registry.
-    """
-
-    digest: str
-    size: int
-    elsewhere: bool = False
-
-
-@dataclass(frozen=True)
 class Child:
     digest: str
     architecture: str
@@ -55,15 +45,23 @@ class Child:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An image (`blobs`: config first, then the layers from the base up) or an index (`children`)."""
+    """An image (`blobs`: config first, then the layers from the base up) or an index (`children`).
+
+    `description`: what the annotations say of the image; most images say it in their config only.
+    """
 
     digest: str
     blobs: tuple[Blob, ...] = ()
     children: tuple[Child, ...] = ()
+    description: Description = Description()
 
     @property
     def is_index(self) -> bool:
         return not self.blobs
+
+    @property
+    def config(self) -> Blob:
+        return self.blobs[0]
 
     @property
     def layers(self) -> tuple[Blob, ...]:
@@ -120,7 +118,7 @@ def parse(body: bytes, wanted: str = "") -> Manifest:
     if is_index:
         return Manifest(digest, children=tuple(_child(one) for one in _list(document, "manifests")))
     blobs = (_blob(document["config"]), *(_blob(one) for one in _list(document, "layers")))
-    return Manifest(digest, blobs=blobs)
+    return Manifest(digest, blobs=blobs, description=from_annotations(document.get("annotations")))
 
 
 def _list(document: Mapping[str, object], key: str) -> list[object]:
@@ -132,7 +130,9 @@ def _list(document: Mapping[str, object], key: str) -> list[object]:
 
 def _blob(descriptor: object) -> Blob:
     digest, size, whole = _descriptor(descriptor)
-    return Blob(digest, size, bool(whole.get("urls")))
+    # Of a layer without compression the type ends in "tar"; the config is counted as it is anyway.
+    compressed = not str(whole.get("mediaType", "")).endswith("tar")
+    return Blob(digest, size, bool(whole.get("urls")), compressed)
 
 
 def _child(descriptor: object) -> Child:

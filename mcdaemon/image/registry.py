@@ -15,8 +15,9 @@ from typing import Optional
 from mcdaemon.image.authorization import Authorizer, Endpoint
 from mcdaemon.image.connection import DEFAULT_LIMITS, Answer, Connections, Limits
 from mcdaemon.image.credentials import Credentials
-from mcdaemon.image.findings import Contents, Unavailable, Verdict, printable
-from mcdaemon.image.manifest import ACCEPT, BYTES_LIMIT, Blob, Manifest, parse, this_architecture
+from mcdaemon.image.description import Description, from_config
+from mcdaemon.image.findings import Blob, Contents, Unavailable, Verdict, printable
+from mcdaemon.image.manifest import ACCEPT, BYTES_LIMIT, Manifest, digest_of, parse, this_architecture
 from mcdaemon.image.reference import DEFAULT_HOST, is_digest
 
 # Docker Hub's registry does not live at the host that its images are named after.
@@ -53,9 +54,12 @@ class RegistryClient:
         """What a tag stands for now. Raises Unavailable."""
         return self._manifest(endpoint, tag).digest
 
-    def check(self, endpoint: Endpoint, digest: str) -> Contents:
+    def check(self, endpoint: Endpoint, digest: str, describe: bool = False) -> Contents:
         """Make sure that manifest, the child for this platform, config and every layer are there. Raises
         Unavailable.
+
+        `describe`: the version is wanted too. Where the manifest does not tell it, the config is read in place of the
+        HEAD that it is asked for otherwise: a few KiB, and no request more.
         """
         top = self._manifest(endpoint, digest)
         image = top
@@ -70,8 +74,23 @@ class RegistryClient:
                 raise Unavailable(Verdict.INCOMPLETE, reason, opened=True) from error
             if image.is_index:
                 raise Unavailable(Verdict.MALFORMED, "its manifest is an index of indexes", opened=True)
-        self._check_blobs(endpoint, image.blobs)
-        return Contents(digest, image.digest, image.size)
+        description, blobs = image.description, image.blobs
+        if describe and not description.version and image.config.size <= BYTES_LIMIT:
+            description, blobs = self._config(endpoint, image.config), image.layers
+        self._check_blobs(endpoint, blobs)
+        return Contents(digest, image.digest, image.size, image.layers, description)
+
+    def _config(self, endpoint: Endpoint, blob: Blob) -> Description:
+        answer = self._ask("GET", endpoint, f"blobs/{blob.digest}", BYTES_LIMIT)
+        if answer.status == 404:
+            raise Unavailable(Verdict.INCOMPLETE, f"its config cannot be had: {blob.digest} is missing", opened=True)
+        if answer.status != 200:
+            raise self._refusal(endpoint, answer, f"blob {blob.digest}", opened=True)
+        if digest_of(answer.body, blob.digest) != blob.digest:
+            raise Unavailable(
+                Verdict.MALFORMED, f"its config is not the one with the digest {blob.digest}", opened=True
+            )
+        return from_config(answer.body)
 
     def _manifest(self, endpoint: Endpoint, reference: str) -> Manifest:
         known = self._manifests.get((endpoint, reference))

@@ -19,7 +19,7 @@ from typing import Callable, Optional
 
 from mcdaemon.errors import Held, HoldReason, Irreconcilable
 from mcdaemon.image.connection import DEFAULT_LIMITS, Limits, host_ca_bundle
-from mcdaemon.image.findings import Finding, Source, Verdict
+from mcdaemon.image.findings import Contents, Finding, Source, Verdict
 from mcdaemon.image.reference import OstreeReference, Reference, Transport, is_digest
 from mcdaemon.image.registry import RegistryClient
 from mcdaemon.image.search import Memory, NodeRules, Search
@@ -74,6 +74,11 @@ class Resolution:
         """The manifest for this platform: what ostree records of the image. The same as `digest` but for an index."""
         return self.chosen.image_digest if self.chosen else ""
 
+    @property
+    def contents(self) -> Optional[Contents]:
+        """Layers and description of the image, None where it is complete nowhere."""
+        return self.chosen.contents if self.chosen else None
+
     def origin(self) -> str:
         """The ostree image reference to stage from. Always the registry's name, for mirrors too: they are the
         business of registries.conf. Raises Held where no source is complete.
@@ -108,6 +113,7 @@ class Resolver:
     asked for patience (Retry-After) is left alone for so long.
 
     `root` is where registries.conf, policy.json, auth.json and the CA bundle are read, afresh at every `resolve`.
+    `describe`: the version of each image is wanted too.
     """
 
     def __init__(
@@ -118,7 +124,9 @@ class Resolver:
         architecture: str = "",
         ca_bundle: Optional[Path] = None,
         clock: Callable[[], float] = time.monotonic,
+        describe: bool = False,
     ) -> None:
+        self._describe = describe
         self._storage = storage or Storage(architecture=architecture)
         self._root = root
         self._limits = limits
@@ -137,7 +145,8 @@ class Resolver:
         bundle = self._ca_bundle or host_ca_bundle(self._root)
         with RegistryClient(rules.credentials, bundle, self._limits, self._architecture) as client:
             storage = None if without_storage else self._storage
-            found, findings = Search(reference, rules, storage, client, self._memory).run(digest or reference.digest)
+            search = Search(reference, rules, storage, client, self._memory, self._describe)
+            found, findings = search.run(digest or reference.digest)
         resolution = Resolution(reference, found, findings)
         return replace(resolution, size=resolution.chosen.size) if resolution.chosen else resolution
 

@@ -82,7 +82,8 @@ def _loaded(load: Callable[[], _T]) -> Union[_T, Failure]:
 
 
 class Search:
-    """Goes through the sources of `reference` once. `storage` is None where containers-storage is left out."""
+    """Goes through the sources of `reference` once. `storage` is None where containers-storage is left out; `describe`:
+    the image's version is wanted too."""
 
     def __init__(
         self,
@@ -91,7 +92,9 @@ class Search:
         storage: Optional[Storage],
         client: RegistryClient,
         memory: Memory,
+        describe: bool = False,
     ) -> None:
+        self._describe = describe
         self._reference = reference
         self._rules = rules
         self._storage = storage
@@ -153,7 +156,7 @@ class Search:
         place = Source.STORAGE.value
         try:
             note = self._storage_ruling(storage, pinned)
-            contents = storage.check(pinned)
+            contents = storage.check(pinned, self._describe)
         except Unavailable as error:
             return Finding(Source.STORAGE, place, error.verdict, error.reason, pinned.digest)
         return _complete(Source.STORAGE, place, contents, _joined(self._note, note))
@@ -194,7 +197,7 @@ class Search:
             contents = self._memory.contents(endpoint, pinned.digest)
             if contents is None:
                 self._check_rules(candidate)
-                contents = self._client.check(endpoint, pinned.digest)
+                contents = self._client.check(endpoint, pinned.digest, self._describe)
                 self._memory.remember(endpoint, contents)
         except Unavailable as error:
             return self._failure(candidate, error), error.opened
@@ -233,7 +236,9 @@ def _obeyed(rules: Policy, transport: str, scopes: tuple[str, ...]) -> str:
 
 def _complete(source: Source, place: str, contents: Contents, reason: str) -> Finding:
     digest, image_digest, size = contents.digest, contents.image_digest, contents.size
-    return Finding(source, place, Verdict.COMPLETE, reason, digest, image_digest=image_digest, size=size)
+    return Finding(
+        source, place, Verdict.COMPLETE, reason, digest, image_digest=image_digest, size=size, contents=contents
+    )
 
 
 def _endpoint(candidate: Candidate) -> Endpoint:

@@ -18,6 +18,7 @@ from typing import Optional
 
 from mcdaemon.errors import Transient
 from mcdaemon.image import programs
+from mcdaemon.image.description import Description, from_config
 from mcdaemon.image.findings import Contents, Unavailable, Verdict
 from mcdaemon.image.manifest import Manifest, parse, this_architecture
 from mcdaemon.image.reference import Reference
@@ -25,6 +26,8 @@ from mcdaemon.image.reference import Reference
 LABEL = "mcdaemon.hold"
 DIGEST_LABEL = "mcdaemon.digest"
 _NAME_PREFIX = "mcdaemon-hold-"
+# See host/packages.py, which may not be imported here.
+_OTHER_PREFIX = "mcdaemon-extensions-"
 # The container is never started; an image without a command needs one all the same.
 _COMMAND = "/mcdaemon-hold"
 _ABSENT = re.compile(r"does not resolve to an image ID|image not known|identifier is not an image")
@@ -65,21 +68,31 @@ class Storage:
         """The digest of the image that has exactly this name here. Raises Unavailable."""
         return self._manifest(reference, "").digest
 
-    def check(self, reference: Reference) -> Contents:
+    def check(self, reference: Reference, describe: bool = False) -> Contents:
         """Make sure that the image is here by this name and digest, whole. Raises Unavailable: ABSENT, INCOMPLETE,
-        MALFORMED, or UNREACHABLE where skopeo or podman cannot be asked.
+        MALFORMED, or UNREACHABLE where skopeo or podman cannot be asked. `describe`: the version is wanted too.
         """
         top = image = self._manifest(reference, reference.digest)
+        named = reference
         if top.is_index:
             child = top.child_for(self._architecture).digest
             try:
-                image = self._manifest(reference.pinned(child), child)
+                named = reference.pinned(child)
+                image = self._manifest(named, child)
             except Unavailable as error:
                 if error.verdict is not Verdict.ABSENT:
                     raise
                 raise Unavailable(Verdict.INCOMPLETE, "only the index is here, not its image") from error
         self._check_layers(reference, len(image.layers))
-        return Contents(top.digest, image.digest, image.size)
+        description = image.description
+        if describe and not description.version:
+            description = self._config(named)
+        return Contents(top.digest, image.digest, image.size, image.layers, description)
+
+    def _config(self, reference: Reference) -> Description:
+        """A config that skopeo does not print says nothing; the image is no worse for it."""
+        done = programs.run(["skopeo", "inspect", "--config", "--raw", f"{self._prefix}{reference}"], self._timeout)
+        return from_config(done.stdout) if done.returncode == 0 else Description()
 
     def place(self) -> Place:
         """Raises Unavailable."""
@@ -111,19 +124,32 @@ class Storage:
         return Hold(lines[-1] if lines else "", update, digest)
 
     def holds(self) -> tuple[Hold, ...]:
-        """Every hold of mcdaemon in this storage. Raises Transient."""
-        argv = [*self._podman, "ps", "--all", f"--filter=label={LABEL}", "--format=json"]
-        try:
-            containers = programs.listed(self._run(argv, "list the held images"), "podman ps")
-        except Unavailable as error:
-            raise Transient(f"cannot list the held images: {error.reason}") from error
+        """Every hold of mcdaemon in this storage. Raises Transient.
+
+        One that a killed podman has made half-way holds its image as well, for ever, but podman knows it by its name
+        only, and lists it among those of other programs ("external"). Its `digest` is "": it is to be made again.
+        """
+        return tuple(self._holds(self._containers()))
+
+    @staticmethod
+    def _holds(containers: Collection[Mapping[str, object]]) -> list[Hold]:
         found = []
         for container in containers:
             labels = container.get("Labels")
-            if isinstance(labels, Mapping):
+            if isinstance(labels, Mapping) and LABEL in labels:
                 digest = str(labels.get(DIGEST_LABEL, ""))
                 found.append(Hold(str(container.get("Id", "")), str(labels.get(LABEL, "")), digest))
-        return tuple(found)
+            elif _name(container).startswith(_NAME_PREFIX):
+                update = _name(container)[len(_NAME_PREFIX) :].rpartition("-")[0]
+                found.append(Hold(str(container.get("Id", "")), update, ""))
+        return found
+
+    def _containers(self) -> list[dict[str, object]]:
+        argv = [*self._podman, "ps", "--all", "--external", "--format=json"]
+        try:
+            return programs.listed(self._run(argv, "list the held images"), "podman ps")
+        except Unavailable as error:
+            raise Transient(f"cannot list the held images: {error.reason}") from error
 
     def is_held(self, digest: str, update: str) -> bool:
         """False once somebody has removed the hold (`podman container prune`): resolve again then. Raises Transient."""
@@ -134,11 +160,13 @@ class Storage:
         self._remove([hold for hold in self.holds() if hold.update == update])
 
     def release_unknown(self, known: Collection[str]) -> tuple[Hold, ...]:
-        """Drop and return the holds of all updates but the `known` ones: what a crash left (IMG-24). Raises
-        Transient.
+        """Drop and return the holds of all updates but the `known` ones: what a crash left (IMG-24), and containers
+        that an extensions image was read through: nobody reads one when the agent starts. Raises Transient.
         """
-        strangers = tuple(hold for hold in self.holds() if hold.update not in known)
-        self._remove(strangers)
+        containers = self._containers()
+        strangers = tuple(hold for hold in self._holds(containers) if hold.update not in known)
+        readers = [container for container in containers if _name(container).startswith(_OTHER_PREFIX)]
+        self._remove([*strangers, *(Hold(str(reader.get("Id", "")), "", "") for reader in readers)])
         return strangers
 
     def _remove(self, holds: Collection[Hold]) -> None:
@@ -200,6 +228,11 @@ def _check_layer(folder: Path) -> None:
     for path, there in ((folder, folder.is_dir()), (recipe, recipe.is_file())):
         if not there:
             raise Unavailable(Verdict.INCOMPLETE, f"{path} is gone")
+
+
+def _name(container: Mapping[str, object]) -> str:
+    names = container.get("Names")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _container_name(update: str, digest: str) -> str:

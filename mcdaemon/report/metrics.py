@@ -24,7 +24,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from mcdaemon import __version__
-from mcdaemon.decide import Step
+from mcdaemon.decide import Health, Step
 from mcdaemon.errors import HoldReason
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -77,6 +77,15 @@ IMAGE_CHECK = Distribution((0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60))
 
 
 @dataclass(frozen=True)
+class Failed:
+    """The target that is not tried again by itself: its config, the digest of its image, when it was given up."""
+
+    config: str
+    digest: str
+    at: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """What the loop knows after a round. Times are seconds since the epoch; None leaves the metric out.
 
@@ -97,6 +106,10 @@ class Snapshot:
     last_error: str = ""
     last_error_at: Optional[float] = None
     updates: Mapping[Result, int] = field(default_factory=dict)
+    ended: Mapping[Result, int] = field(default_factory=dict)
+    health: Optional[Health] = None
+    stood_back: bool = False
+    failed: Optional[Failed] = None
     reboots: int = 0
     reboots_failed: int = 0
     transactions: Distribution = TRANSACTION
@@ -113,8 +126,10 @@ class Snapshot:
     update_at: Optional[float] = None
     node: str = ""
     unsupported_packages: Optional[int] = None
+    host: Mapping[str, str] = field(default_factory=dict)
 
 
+HOST_PROGRAMS = ("rpm_ostree", "ostree", "podman", "skopeo")
 _FAILING = frozenset({State.DEGRADED, State.UNRECONCILABLE})
 _Samples = Iterable[tuple[tuple[str, ...], Optional[float]]]
 
@@ -155,10 +170,16 @@ def _named(value: Optional[float], *labels: str) -> _Samples:
     return [(labels, value)] if all(labels) else []
 
 
+def _failed(failed: Optional[Failed]) -> _Samples:
+    return [] if failed is None else [((failed.config, failed.digest), float(failed.at))]
+
+
 # fmt: off
 TABLE: tuple[Entry, ...] = (
     Entry("mcdaemon_build_info", "gauge", ("version",), "1, with the version of the agent.",
           lambda s, now: [((__version__,), 1)]),
+    Entry("mcdaemon_host_info", "gauge", HOST_PROGRAMS, "1, with the versions of the host's programs.",
+          lambda s, now: [(tuple(s.host.get(name.replace("_", "-"), "") for name in HOST_PROGRAMS), 1)]),
     Entry("mcdaemon_last_round_timestamp_seconds", "gauge", (), "When the loop last finished a round.",
           lambda s, now: _one(s.round_at)),
     Entry("mcdaemon_state", "gauge", ("state",), "1 for the state of the node, 0 for the others.",
@@ -175,6 +196,16 @@ TABLE: tuple[Entry, ...] = (
           lambda s, now: _which(s.hold, HoldReason)),
     Entry("mcdaemon_next_retry_timestamp_seconds", "gauge", (), "When the agent looks again by itself.",
           lambda s, now: _one(s.next_retry)),
+    Entry("mcdaemon_health", "gauge", ("verdict",),
+          "1 for the verdict on a booted target that is not confirmed yet; all 0: there is none.",
+          lambda s, now: _which(s.health, Health)),
+    Entry("mcdaemon_failed_target_timestamp_seconds", "gauge", ("config", "digest"),
+          "When the target was given up that is not tried again by itself; left out: there is none.",
+          lambda s, now: _failed(s.failed)),
+    Entry("mcdaemon_last_update_timestamp_seconds", "gauge", ("result",), "When an update last ended in this way.",
+          lambda s, now: [((result.value,), float(at)) for result, at in s.ended.items()]),
+    Entry("mcdaemon_stood_back", "gauge", (), "1 while an older deployment than the confirmed one was chosen to boot.",
+          lambda s, now: _one(float(s.stood_back))),
     Entry("mcdaemon_out_of_service_seconds", "gauge", (), "How long the update has kept work away; 0: it does not.",
           lambda s, now: _age(s.out_of_service_since, now)),
     Entry("mcdaemon_last_error_timestamp_seconds", "gauge", ("code",), "When the last error happened, by its code.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -17,6 +19,11 @@ class Status:
     """Names and sentences only, no secrets. Times are seconds since the epoch.
 
     :ivar overridden_by: the config whose OS image hides `release_image`, "" when none does (incident 3).
+    :ivar health: verdict on a target that is booted and not confirmed yet, "" when there is none.
+    :ivar failed: the target that is not tried again by itself, and why; also while another config is worked on.
+    :ivar stood_back: somebody chose to boot an older deployment than the confirmed one.
+    :ivar confirmed: the config of the last update that was kept.
+    :ivar host: version of each program of the host that an update goes through, "" where it is not known.
     :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
     """
 
@@ -36,7 +43,15 @@ class Status:
     hold: str = ""
     error: str = ""
     failed: str = ""
+    failed_config: str = ""
+    failed_digest: str = ""
+    failed_at: int = 0
+    health: str = ""
+    stood_back: bool = False
+    confirmed: str = ""
+    confirmed_at: int = 0
     warnings: tuple[str, ...] = field(default=())
+    host: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """For people: what, why, and what is wrong."""
@@ -53,10 +68,19 @@ class Status:
             found.append(f"  OS overridden    by {self.overridden_by}{hidden}")
         if self.target_digest and self.target_digest != self.digest:
             found.append(f"  goes to          {self.target_digest}")
+        if self.confirmed:
+            found.append(f"  confirmed        {self.confirmed}{_when(self.confirmed_at)}")
         for title, text in (("waits for", self.hold), ("last error", self.error), ("failed target", self.failed)):
             if text:
                 found.append(f"  {title:<16} {text}")
+        if self.failed:
+            found.append(f"  failed with      {self.failed_digest or 'the OS image as it was'}{_when(self.failed_at)}")
         return found + [f"  warning          {text}" for text in self.warnings]
+
+
+def _when(moment: int) -> str:
+    """ ", DATE TIME" in UTC, "" where it is not known."""
+    return time.strftime(", %Y-%m-%d %H:%M:%S UTC", time.gmtime(moment)) if moment else ""
 
 
 def store(path: Path, status: Status) -> None:

@@ -14,13 +14,13 @@ from mcdaemon.errors import Broken
 from mcdaemon.host import files, users
 from mcdaemon.host.files import Entry, Kind
 from mcdaemon.host.root import Root
-from mcdaemon.update.payload import Payload, Shelf, capture
+from mcdaemon.update.payload import Payload, Shelf, capture, parents
 
 
 def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bool] = lambda path: True) -> None:
-    """Write the chosen paths of the payload into `root` and sync once. Idempotent; what is right is left alone.
+    """Write the chosen paths of the payload into `root` and sync. Idempotent; what is right is left alone.
 
-    What a write that was killed has left beside its path goes first.
+    What a write that was killed has left beside its path goes first; what it has made may not be on the disk yet.
     """
     files.remove_temporaries(root, {os.path.dirname(path) for path, _node in payload.entries if chosen(path)})
     entries = {}
@@ -39,7 +39,7 @@ def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bo
         files.put_all(root, {path: entry for path, entry in entries.items() if entry.node.kind is Kind.ABSENT})
         for path in blocked:
             _prune(root, path)
-    files.put_all(root, entries)
+    files.put_all(root, entries, also=[path for path, _node in payload.entries if chosen(path)])
     for name, secret in payload.passwords:
         if chosen("/etc/shadow"):
             users.set_password_hash(root, name, secret)
@@ -64,11 +64,18 @@ def remember(payload: Payload, undo: Shelf, root: Root, chosen: Callable[[str], 
         return
     if not chosen("/etc/shadow"):
         payload = dataclasses.replace(payload, passwords=())
-    record, items = capture(payload.id, payload, root, [path for path, _node in payload.entries if chosen(path)])
+    paths = {path for path, _node in payload.entries if chosen(path)} | _directories_to_make(payload, root, chosen)
+    record, items = capture(payload.id, payload, root, paths)
     for path, node in record.entries:
         if node.kind is Kind.OTHER:
             raise Broken(f"cannot replace {path}: a {node.kind.value} stands there", "remove it")
     undo.save(record, items)
+
+
+def _directories_to_make(payload: Payload, root: Root, chosen: Callable[[str], bool]) -> set[str]:
+    """What is not there yet above the payload's paths: it is made for them, and has to go with them."""
+    above = {parent for path, node in payload.entries if node.kind is not Kind.ABSENT for parent in parents(path)}
+    return {path for path in above - {"/"} if chosen(path) and files.read_node(root, path).kind is Kind.ABSENT}
 
 
 def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None:
@@ -84,7 +91,9 @@ def take_back(identity: str, undo: Shelf, root: Root, drop: bool = True) -> None
     apply(record, undo, root, lambda path: path not in made)
     for path in sorted(made, reverse=True):
         if not files.list_directory(root, path):
-            files.remove(root, path)
+            files.remove(root, path, sync=False)
+    if made:
+        files.sync_tree(root, made)
     if drop:
         undo.drop(identity)
 

@@ -60,7 +60,8 @@ def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early
 
 def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) -> Outcome:
     """Look at the booted root and do what has to be done. Raises Failure when the disk cannot be read or written."""
-    record, alien = journal.load(path)
+    # Left where it is: the agent has to find it, for it alone can put right what was in flight.
+    record, alien = journal.load(path, set_aside=False)
     if alien or record.update is None:
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
@@ -71,7 +72,7 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         record = dataclasses.replace(record, update=update)
         journal.store(path, record)
     load = _payload(payloads, update.id)
-    complete = load is not None and not verify.validate(root, load.expected()).mismatches
+    complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
     action, why = decide(update, booted, complete)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.
@@ -89,13 +90,15 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         action, why = Early.GIVE_UP, f"{why}, and the payload {update.id} is gone"
     if action is Early.GIVE_UP:
         # The way back needs rpm-ostree, which is not up yet: the loop takes it first thing.
-        failed = FailedTarget(update.desired, update.digest, why)
+        failed = FailedTarget.of(update, why)
         changed = dataclasses.replace(update, rolled_back=True, failure=why)
         journal.store(path, dataclasses.replace(record, update=changed, failed=failed))
     if action is Early.PUT_BACK:
-        # The pending root is not what was proved any more: should it boot after all, its shared files come first.
-        if update.committed or update.proved:
-            changed = dataclasses.replace(update, committed="", proved="")
+        # The pending root is not what was proved any more: should it boot after all, its shared files come first. And
+        # one that was validated has been left: that counts as if its reboot had ended here.
+        if update.committed or update.proved or update.applied:
+            left = update.armed or (update.finalizing if update.applied else "")
+            changed = dataclasses.replace(update, committed="", proved="", applied=False, armed=left)
             journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, f"{why}; ostree could not finalize: {update.unfinalized}" if update.unfinalized else why)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,14 @@ class Update:
 
     :ivar id: random, new for each update; part of the payload's path, of holds and of the kernel argument marker.
     :ivar desired: identity of the target config; `name` is for people.
-    :ivar source: name of the deployment (checksum.serial) that was booted when the update began.
+    :ivar source: name of the deployment (checksum.serial) that was booted when the update began: the way back.
     :ivar digest: digest that the target's pullspec was settled to, "" when the base does not change; `image_digest` is
         the manifest for this platform below it (the same, but for an index); `origin` is what it is staged from.
     :ivar held: there may be a hold on the local copy; `no_storage`: staging from the local copy has failed, it does not
         count any more.
     :ivar attempt: number of stagings so far; part of every transaction's title, which makes each unique.
+    :ivar draining: workloads may be away, from before the drain begins until they were let back; `drained`: they are.
+    :ivar misses: how often in a row rpm-ostree reported success and had not staged what was asked for.
     :ivar staged: the staged deployment that was verified; `committed`/`proved`: the pending one that this was done to.
     :ivar armed: boot id in which the reboot was asked for, "" before.
     :ivar finalizing: boot id in which finalization was asked for, "" before; `finalizations`: how often it was.
@@ -58,7 +61,9 @@ class Update:
     held: bool = False
     no_storage: bool = False
     attempt: int = 0
+    misses: int = 0
     staged: str = ""
+    draining: bool = False
     drained: bool = False
     finalizing: str = ""
     finalizations: int = 0
@@ -79,24 +84,61 @@ class Update:
             desired=self.desired,
             live=self.live,
             verified=bool(staged) and self.staged == staged,
+            draining=self.draining or self.drained,
             drained=self.drained,
             committed=bool(pending) and self.committed == pending,
             proved=bool(pending) and self.proved == pending,
             applied=self.applied,
             rebooting=self.armed == boot_id,
-            came_back=bool(self.armed) and self.armed != boot_id,
+            came_back=self._came_back(boot_id, pending),
             rolled_back=self.rolled_back,
             failure=self.failure,
         )
 
+    def _came_back(self, boot_id: str, pending: str) -> bool:
+        """Seen from the old root: this boot should have entered the target. The reboot was asked for, or what is the
+        default was passed over, by a person in front of the boot menu or by a boot loader that counts its attempts.
+        """
+        passed_over = bool(pending) and pending == self.staged and self.finalizing not in ("", boot_id)
+        return self.armed not in ("", boot_id) or passed_over
+
 
 @dataclass(frozen=True)
 class FailedTarget:
-    """A target that was taken back; it is not tried again until another config is desired or `retry` is called."""
+    """A target that was taken back; it is not tried again until another config is desired or `retry` is called.
+
+    :ivar desired: identity of the config; `name` is for people.
+    :ivar digest: of the OS image that it came with, "" when that did not change: a tag may name another one meanwhile.
+    :ivar at: when it was given up, seconds since the epoch; 0 where an older agent did not say.
+    """
 
     desired: str
     digest: str
     reason: str
+    name: str = ""
+    at: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}" if self.name else self.reason
+
+    @classmethod
+    def of(cls, update: Update, reason: str) -> FailedTarget:
+        """`update` is given up now."""
+        return cls(update.desired, update.digest, reason, update.name, int(time.time()))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the last update that was kept has put in place.
+
+    :ivar desired: identity of the config; `name` is for people. `deployment`: what was booted then.
+    :ivar at: when it was confirmed, seconds since the epoch.
+    """
+
+    desired: str
+    name: str
+    deployment: str
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +151,7 @@ class Journal:
     update: Optional[Update] = None
     failed: Optional[FailedTarget] = None
     digest: str = ""
+    confirmed: Optional[Confirmed] = None
 
 
 def _build(kind: type, data: Any, where: str) -> Any:
@@ -140,12 +183,15 @@ def decode(content: bytes) -> Journal:
     inner = outer["journal"]
     if hashlib.sha256(_canonical(inner)).hexdigest() != outer["sha256"]:
         raise ValueError("/sha256: the content was changed or torn")
-    if not isinstance(inner, dict) or set(inner) != {"update", "failed", "digest"} or type(inner["digest"]) is not str:
-        raise ValueError("/journal: expected update, failed and digest")
+    required = {"update", "failed", "digest"}
+    if not isinstance(inner, dict) or set(inner) - {"confirmed"} != required or type(inner["digest"]) is not str:
+        raise ValueError("/journal: expected update, failed, digest and confirmed")
+    confirmed = inner.get("confirmed")  # a journal from before there was one is ours, too
     return Journal(
         update=None if inner["update"] is None else _build(Update, inner["update"], "/journal/update"),
         failed=None if inner["failed"] is None else _build(FailedTarget, inner["failed"], "/journal/failed"),
         digest=inner["digest"],
+        confirmed=None if confirmed is None else _build(Confirmed, confirmed, "/journal/confirmed"),
     )
 
 

@@ -41,7 +41,7 @@ def apply(
     commit.remember(load, undo, root, lambda _path: True)
     commit.apply(load, payloads, root)
     act(plan.actions, bool(plan.difference.units), systemd, removed=plan.difference.removed_units)
-    report = verify.validate(root, load.expected())
+    report = verify.validate(root, load.expected(), load.passwords)
     if report.mismatches:
         raise Broken(f"cannot apply {new.name} without a reboot: {report.text()}")
 

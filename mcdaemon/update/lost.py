@@ -17,19 +17,24 @@ from mcdaemon.update.payload import CURRENT_CONFIG, Shelf
 
 
 def stand_in(payloads: Shelf, undo: Shelf, root: Root, booted: str, why: str) -> Update:
-    """The update to discard. What has arrived already (the running root carries its config) is not put back."""
+    """The update to discard. What was booted into already (the running root carries its config) is not put back; a live
+    change is, wherever it had got to: nobody knows which services have seen it."""
     carried = _carried(root)
     left = sorted({*payloads.identities(), *undo.identities()})
+    live = [identity for identity in left if _is_live(undo, identity)]
+    pending = []
     for identity in left:
-        if _config(payloads, identity) == carried:
+        if identity in live or _config(payloads, identity) != carried:
+            pending.append(identity)
+        else:
             undo.drop(identity)
-    pending = [identity for identity in left if _config(payloads, identity) != carried]
     return Update(
         id=pending[0] if pending else "lost",
         desired="",
         name="an update whose record was lost",
         source=booted,
-        drained=True,  # nobody knows; taking a node back to work that never left it does no harm
+        live=bool(pending) and pending[0] in live,
+        draining=True,  # nobody knows; taking a node back to work that never left it does no harm
         failure=why,
     )
 
@@ -40,6 +45,15 @@ def _config(payloads: Shelf, identity: str) -> str:
     except Failure:
         return ""
     return load.config if load is not None else ""
+
+
+def _is_live(undo: Shelf, identity: str) -> bool:
+    """Only a live change keeps what was in /etc."""
+    try:
+        record = undo.load(identity)
+    except Failure:
+        return False
+    return record is not None and CURRENT_CONFIG in record.nodes()
 
 
 def _carried(root: Root) -> str:

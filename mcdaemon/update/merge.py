@@ -21,7 +21,6 @@ from mcdaemon.update import commit
 from mcdaemon.update.payload import Payload, Shelf
 
 _ABSENT = Node(Kind.ABSENT)
-_SKIPS_SPECIAL_FILES = (2024, 2)  # ostree pull request 3143
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,18 @@ class MergeReport:
             log.info(line)
 
 
-def predict(running: Root, target: Root, load: Payload, libostree: tuple[int, int]) -> MergeReport:
+def predict(running: Root, target: Root, load: Payload, skips_special_files: bool) -> MergeReport:
     """Compare what the merge would leave in `target` with what the payload wants there.
 
     Raises Broken when the merge is going to fail as a whole, or to write outside of the new root: better known now than
-    at finalization. `libostree`: its version decides what happens to FIFOs.
+    at finalization. `skips_special_files`: this libostree leaves FIFOs and sockets out, an older one fails on them.
     """
     present = etc_merge.scan(running.path / "etc")
     prediction = etc_merge.predict(
         etc_merge.scan(running.path / "usr/etc"),
         present,
         etc_merge.scan(target.path / "etc"),
-        skips_special_files=libostree >= _SKIPS_SPECIAL_FILES,
+        skips_special_files=skips_special_files,
     )
     if prediction.escapes:
         raise Broken(

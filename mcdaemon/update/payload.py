@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
-from mcdaemon.errors import Broken, from_os_error
+from mcdaemon.errors import Broken, Failure, from_os_error
 from mcdaemon.host import files, units, users
 from mcdaemon.host.files import Entry, Kind, Node
 from mcdaemon.host.root import Root
@@ -66,7 +66,7 @@ class Payload:
     def implied_directories(self) -> frozenset[str]:
         """Paths that were a file in the old config and are a directory in the new one: the file has to go, and then
         something else of the payload is below (field case FILE-13)."""
-        above = {parent for path, node in self.entries if node.kind is not Kind.ABSENT for parent in _parents(path)}
+        above = {parent for path, node in self.entries if node.kind is not Kind.ABSENT for parent in parents(path)}
         return frozenset(path for path, node in self.entries if node.kind is Kind.ABSENT and path in above)
 
 
@@ -194,7 +194,7 @@ def build(
     return _payload(identity, new.identity, items, _passwords(new, old)), items
 
 
-def _parents(path: str) -> list[str]:
+def parents(path: str) -> list[str]:
     return [os.fspath(parent) for parent in PurePosixPath(path).parents]
 
 
@@ -202,7 +202,7 @@ def _in_the_way(path: str, items: Mapping[str, Entry]) -> bool:
     """Whether something of the config stands below the path, or a file or link of it above: no default fits there."""
     present = {other: entry.node.kind for other, entry in items.items() if entry.node.kind is not Kind.ABSENT}
     return any(other.startswith(path + "/") for other in present) or any(
-        present.get(parent) in (Kind.FILE, Kind.LINK) for parent in _parents(path)
+        present.get(parent) in (Kind.FILE, Kind.LINK) for parent in parents(path)
     )
 
 
@@ -277,9 +277,10 @@ class Shelf:
         for entry in items.values():
             if entry.node.kind is Kind.FILE:
                 files.write_atomic(contents / entry.node.sha256, entry.content)
-        files.write_atomic(place / "payload.json", _encode(payload))
-        for folder in (self.folder, self.folder.parent):
+        # Before the list: it must not outlive what it lists, nor be lost together with the way to it.
+        for folder in (contents, place, self.folder, self.folder.parent):
             files.sync_directory(folder)
+        files.write_atomic(place / "payload.json", _encode(payload))
 
     def load(self, identity: str) -> Optional[Payload]:
         """The payload, None when there is none (or it was never completed). Raises Broken when it is torn."""
@@ -308,9 +309,11 @@ class Shelf:
         return data
 
     def drop(self, identity: str) -> None:
-        """Remove a payload and the secrets in it; the list first, half a payload must not look like a whole one."""
-        with contextlib.suppress(OSError):
+        """Remove a payload and the secrets in it; the list first, and for good: half a payload must not look like a
+        whole one, also not after a power cut."""
+        with contextlib.suppress(OSError, Failure):
             os.unlink(self.folder / identity / "payload.json")
+            files.sync_directory(self.folder / identity)
         shutil.rmtree(self.folder / identity, ignore_errors=True)
 
     def identities(self) -> tuple[str, ...]:

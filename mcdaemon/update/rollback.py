@@ -16,7 +16,7 @@ def to_source(machine: Machine, rpmostree: RpmOstree, source: str) -> None:
     if all(entry.deployment != source for entry in boot.entries(machine.boot, machine.sysroot)):
         raise Broken(
             f"cannot roll back: the deployment {source} from before the update is gone",
-            "repair the node by hand, or set a config that can be reached from here",
+            "repair what is not healthy, or desire another config: it starts from here",
         )
     if machine.staged() is not None:
         rpmostree.cleanup("pending-deploy")  # Rollback refuses while something is staged (row 42)

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Optional
 
 from mcdaemon.decide import Staged
-from mcdaemon.errors import Broken, Held, HoldReason
+from mcdaemon.errors import Broken
 from mcdaemon.host.deployments import Machine, StagedDeployment
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import Deployment
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.plan import Plan
+from mcdaemon.update import preflight
 from mcdaemon.update.journal import Update
+from mcdaemon.update.preflight import Need
 
 MARKER = "mcdaemon.update="
 """Kernel argument that gives an update with an unchanged OS a deployment of its own."""
-
-_ROOM = 64 << 20
-"""Bytes that must stay free on the file system of the deployments for the payload and the merged /etc."""
 
 
 def title(update: str, attempt: int) -> str:
@@ -55,7 +54,8 @@ def classify(
         return Staged.OTHER
     if not staged.locked and not update.finalizing:
         return Staged.OTHER
-    if entry.digest != (update.image_digest if plan.image else booted.digest) or not _packages_fit(plan, entry, booted):
+    good = {update.image_digest, update.digest} - {""} if plan.image else {booted.digest}
+    if entry.digest not in good or not _packages_fit(plan, entry, booted):
         return Staged.OTHER
     wanted = kernelargs.split(kernel_line(booted_line, plan, update.id))
     if _comparable(staged.kernel_arguments, plan) == _comparable(wanted, plan):
@@ -85,7 +85,12 @@ def _packages_fit(plan: Plan, entry: Deployment, booted: Deployment) -> bool:
     ) == (set(booted.removals) | set(delta.remove_base)) - set(delta.reset_base)
 
 
-def verify(machine: Machine, staged: StagedDeployment) -> None:
+def verify(
+    machine: Machine,
+    staged: StagedDeployment,
+    deployments: Sequence[Deployment] = (),
+    prunes_boot_early: bool = False,
+) -> None:
     """What can be proved of a staged deployment besides its identity: that it has room, and an agent's interpreter.
 
     Raises Held for want of space, Broken for a target that would strand the agent.
@@ -96,34 +101,11 @@ def verify(machine: Machine, staged: StagedDeployment) -> None:
             "cannot use this OS image: it has no Python >= 3.9 with gi, which mcdaemon needs to run after the reboot",
             "add python3 and python3-gobject-base to the image",
         )
-    free = os.statvfs(root.path)
-    if free.f_bavail * free.f_frsize < _ROOM:
-        raise Held(
-            HoldReason.SPACE,
-            f"cannot finalize: less than {_ROOM >> 20} MiB are free on the root file system",
-            "remove images or logs",
-        )
-    _room_for_kernel(machine, root, staged)
-
-
-def _room_for_kernel(machine: Machine, root: Root, staged: StagedDeployment) -> None:
-    """The kernel and initramfs are copied to /boot at finalization, unless an equal pair is there (5.6)."""
-    size = sum(
-        path.stat().st_size
-        for name in ("vmlinuz", "initramfs.img")
-        for path in root.path.glob(f"usr/lib/modules/*/{name}")
-    )
-    known = {path.name for path in (machine.boot / "ostree").glob(f"{staged.osname}-*")}
-    if f"{staged.osname}-{staged.bootcsum}" in known:
-        return
-    free = os.statvfs(machine.boot)
-    if free.f_bavail * free.f_frsize < size:
-        raise Held(
-            HoldReason.SPACE,
-            f"cannot finalize: the kernel needs {size >> 20} MiB on /boot and "
-            f"{(free.f_bavail * free.f_frsize) >> 20} MiB are free",
-            "remove old deployments with `rpm-ostree cleanup -r`",
-        )
+    needs = [Need(root.path, "the root file system", "the merged /etc and the payload", preflight.DEPLOYMENT)]
+    kernel = preflight.kernel_need(machine, staged)
+    if kernel is not None:
+        needs.append(preflight.less_what_is_dropped(kernel, machine, deployments, prunes_boot_early))
+    preflight.require(needs, "finalize")
 
 
 def interpreter(root: Root) -> Optional[Path]:

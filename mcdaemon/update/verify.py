@@ -8,15 +8,17 @@ A report names paths, hashes and numbers, never content: files can be secret (FI
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
 
 from mcdaemon.errors import Failure
 from mcdaemon.host.files import Kind, Node, read_nodes
 from mcdaemon.host.root import Root
+from mcdaemon.host.users import has_password_hash
 
 _SHORT = 12
+_SHADOW = "/etc/shadow"
 
 
 class Aspect(enum.Enum):
@@ -80,14 +82,17 @@ class Report:
         return "\n".join(lines)
 
 
-def validate(root: Root, expected: Mapping[str, Expected]) -> Report:
-    """Compare paths of a root with what they should be. Memory does not grow with the size of files.
+def validate(root: Root, expected: Mapping[str, Expected], passwords: Iterable[tuple[str, str]] = ()) -> Report:
+    """Compare paths of a root with what they should be, and users' password hashes in its /etc/shadow.
 
-    Never raises for a path that cannot be read: that is a mismatch, with the reason as what was found.
+    Memory does not grow with the size of files. Never raises for a path that cannot be read: that is a mismatch, with
+    the reason as what was found.
     """
     mismatches: list[Mismatch] = []
     for path, found in read_nodes(root, expected):
         mismatches += _compare(path, expected[path], found)
+    for user, secret in passwords:
+        mismatches += _compare_password(root, user, secret)
     return Report(len(expected), tuple(sorted(mismatches, key=lambda mismatch: mismatch.path)))
 
 
@@ -104,6 +109,15 @@ def _compare(path: str, expected: Expected, found: Union[Node, Failure]) -> Iter
         yield Mismatch(path, Aspect.TYPE, _describe(want), _describe(found), reason)
     else:
         yield from _compare_attributes(path, want, found, reason)
+
+
+def _compare_password(root: Root, user: str, secret: str) -> Iterator[Mismatch]:
+    wanted = f"the password of {user} that the config has"
+    try:
+        if not has_password_hash(root, user, secret):
+            yield Mismatch(_SHADOW, Aspect.CONTENT, wanted, "another one, or none")
+    except Failure as failure:
+        yield Mismatch(_SHADOW, Aspect.CONTENT, wanted, str(failure))
 
 
 def _compare_attributes(path: str, want: Node, found: Node, reason: str) -> Iterator[Mismatch]:

@@ -139,19 +139,24 @@ def test_a_crash_after_any_file_is_made_good_by_the_next_commit(
     root: Root, payloads: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = save(payloads, FIRST)
-    real = files.put
+    written = sum(entry.node.kind in (Kind.FILE, Kind.LINK) for entry in FIRST.values())
 
-    for lasts in range(len(FIRST)):
+    # Each is written beside its path first, and renamed later.
+    for lasts in range(len(FIRST) + written):
         left = [lasts]
 
-        def put(*arguments: Any, left: list[int] = left, **more: Any) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            real(*arguments, **more)
+        def counted(real: Callable[..., None], left: list[int] = left) -> Callable[..., None]:
+            def call(*arguments: Any, **more: Any) -> None:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                real(*arguments, **more)
+
+            return call
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "put", put)
+            for name in ("put", "_prepare", "_rename"):
+                patch.setattr(files, name, counted(getattr(files, name)))
             with pytest.raises(KeyboardInterrupt):
                 commit.apply(load, payloads, root)
         commit.apply(load, payloads, root)
@@ -275,11 +280,24 @@ def test_only_what_all_deployments_share_is_remembered_for_a_reboot(root: Root, 
     commit.remember(load, undo, root, root.shared)
     record = undo.load("u1")
     assert record is not None
-    assert set(record.nodes()) == {"/var/lib/x", "/usr/local/bin/x", "/home/core/x"}
+    files_of_it = {"/var/lib/x", "/usr/local/bin/x", "/home/core/x"}
+    assert set(record.nodes()) == {*files_of_it, "/var/lib", "/usr/local/bin"}, "and the directories they come with"
     assert record.passwords == ()
     users.set_password_hash(root, "core", "$6$changed-meanwhile")
     commit.take_back("u1", undo, root)
     assert users.password_hash(root, "core") == "$6$changed-meanwhile"
+
+
+def test_directories_that_came_with_a_file_go_with_it_and_others_stay(root: Root, payloads: Shelf, undo: Shelf) -> None:
+    (root.path / "etc/was-there").mkdir()
+    before = tree(root)
+    load = save(
+        payloads, {path: Entry.file(b"x", 0o644, 0, 0) for path in ("/etc/a/b/x", "/etc/was-there/x", "/var/v/x")}
+    )
+    commit.remember(load, undo, root, everywhere)
+    commit.apply(load, payloads, root)
+    commit.take_back("u1", undo, root)
+    assert tree(root) == before
 
 
 def test_nothing_remembered_is_nothing_to_take_back(root: Root, undo: Shelf) -> None:

@@ -471,7 +471,7 @@ def test_a_directory_with_something_in_it_is_not_removed(root: Root) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_a_commit_of_a_thousand_files_is_synced_once(root: Root) -> None:
+def test_a_commit_of_a_thousand_files_is_synced_twice(root: Root) -> None:
     code = (
         "import sys; from pathlib import Path; from mcdaemon.host.root import Root; from mcdaemon.host.files import *\n"
         "root = Root(Path(sys.argv[1]), Path(sys.argv[1]) / 'var')\n"
@@ -481,8 +481,34 @@ def test_a_commit_of_a_thousand_files_is_synced_once(root: Root) -> None:
     command = ["strace", "-f", "-o", str(log), "-e", "trace=fsync,fdatasync,sync,syncfs", sys.executable, "-c", code]
     subprocess.run([*command, str(root.path)], check=True, timeout=50, cwd=Path(__file__).parents[2])
     calls = re.findall(r"(fsync|fdatasync|sync|syncfs)\(", log.read_text())
-    assert calls == ["syncfs"]
+    assert calls == ["syncfs", "syncfs"], "before the renames, and after them"
     assert len(list((root.path / "etc").rglob("f*"))) == 1000
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_no_file_of_a_commit_gets_its_name_before_all_content_is_on_the_disk(root: Root) -> None:
+    """Or a power cut leaves an empty file under the name (delayed allocation)."""
+    code = (
+        "import sys; from pathlib import Path; from mcdaemon.host.root import Root; from mcdaemon.host.files import *\n"
+        "root = Root(Path(sys.argv[1]), Path(sys.argv[1]) / 'var')\n"
+        "put_all(root, {'/etc/a': Entry.file(b'a'), '/etc/b': Entry.file(b'b'), '/etc/l': Entry.link('a')})\n"
+        "put_all(root, {'/etc/l': Entry.link('b'), '/etc/a': Entry.absent()})\n"
+    )
+    log = root.path / "strace"
+    command = ["strace", "-o", str(log), "-e", "trace=write,syncfs,rename,renameat,renameat2", sys.executable]
+    subprocess.run([*command, "-c", code, str(root.path)], check=True, timeout=50, cwd=Path(__file__).parents[2])
+    calls = re.findall(r"^(write|syncfs|rename)", log.read_text(), re.MULTILINE)
+    assert calls == ["write"] * 2 + ["syncfs"] + ["rename"] * 3 + ["syncfs"] + ["rename", "syncfs"]
+
+
+def test_a_commit_that_fails_leaves_the_old_files_and_no_temporaries(root: Root) -> None:
+    """What cannot be written is found before the first rename."""
+    write_file(root, "/etc/a", b"old", 0o644, 0, 0)
+    write_file(root, "/etc/b", b"a file where a directory is wanted", 0o644, 0, 0)
+    with pytest.raises(Broken, match="/etc/b"):
+        put_all(root, {"/etc/a": Entry.file(b"new"), "/etc/b/c": Entry.file(b"new")})
+    assert read_file(root, "/etc/a") == b"old"
+    assert [path.name for path in (root.path / "etc").iterdir() if path.name.startswith(".mcdaemon")] == []
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")

@@ -73,6 +73,10 @@ def check(
         return client.check(Endpoint(host, path, insecure), digest)
 
 
+def whole(found: Contents) -> tuple[str, str, int]:
+    return found.digest, found.image_digest, found.size
+
+
 def refusal(host: str, digest: str = IMAGE.digest, **more: Any) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
         check(host, digest, **more)
@@ -87,12 +91,46 @@ def skopeo_copies(host: str, digest: str, folder: Path) -> bool:
 
 
 def test_a_whole_image_is_complete_and_nothing_of_it_is_fetched(registry: Registry, tmp_path: Path) -> None:
-    assert check(registry.host) == Contents(IMAGE.digest, IMAGE.digest, SIZE)
+    assert whole(check(registry.host)) == (IMAGE.digest, IMAGE.digest, SIZE)
     seen = [(request.method, request.path.rpartition("/")[2]) for request in registry.requests()]
     expected = [("GET", IMAGE.digest)] + [("HEAD", blob) for blob in [IMAGE.config_digest, *LAYERS]]
     assert sorted(seen) == sorted(expected)
     assert registry.blob_fetches() == ()
     assert skopeo_copies(registry.host, IMAGE.digest, tmp_path / "copy")
+
+
+VERSIONED = images.os_image(version="417.94.7")
+
+
+def described(registry: Registry, digest: str) -> Contents:
+    with RegistryClient(Credentials(), None, QUICK) as client:
+        return client.check(Endpoint(registry.host, "team/os", True), digest, describe=True)
+
+
+def test_a_version_that_is_asked_for_costs_no_request_more_and_no_layer(registry: Registry) -> None:
+    """The config is read in place of the HEAD for it."""
+    images.push(VERSIONED, f"{registry.host}/team/os:v")
+    registry.forget_requests()
+    found = described(registry, VERSIONED.digest)
+    assert found.description.version == "417.94.7" and found.layers[0].digest == VERSIONED.layers[0].digest
+    seen = [(request.method, request.path.rpartition("/")[2]) for request in registry.requests()]
+    assert sorted(seen) == sorted([("GET", VERSIONED.digest), ("GET", VERSIONED.config_digest),
+                                   *(("HEAD", layer.digest) for layer in VERSIONED.layers)])  # fmt: skip
+
+
+def test_nobody_reads_a_config_for_a_version_that_nobody_asked_for(registry: Registry) -> None:
+    images.push(VERSIONED, f"{registry.host}/team/os:v")
+    registry.forget_requests()
+    assert check(registry.host, VERSIONED.digest).description.version == ""
+    assert registry.blob_fetches() == ()
+
+
+def test_a_config_that_is_gone_makes_the_image_incomplete_with_a_version_too(fresh: Registry) -> None:
+    images.push(VERSIONED, f"{fresh.host}/team/os:v")
+    fresh.delete_blob("team/os", VERSIONED.config_digest)
+    with pytest.raises(Unavailable, match="config cannot be had") as caught:
+        described(fresh, VERSIONED.digest)
+    assert caught.value.verdict is Verdict.INCOMPLETE
 
 
 def test_a_tag_is_asked_for_once(registry: Registry) -> None:
@@ -113,7 +151,7 @@ def test_an_index_leads_to_the_image_of_this_platform(registry: Registry) -> Non
     }
     index = images.Index((other, IMAGE))
     images.push(index, f"{registry.host}/team/os:multi")
-    assert check(registry.host, index.digest) == Contents(index.digest, IMAGE.digest, SIZE)
+    assert whole(check(registry.host, index.digest)) == (index.digest, IMAGE.digest, SIZE)
     with_attestation = images.Index((IMAGE,), (attestation,))
     assert with_attestation.digest != index.digest
 

@@ -44,6 +44,10 @@ def storage(node: ContainersStorage) -> Storage:
     return Storage(str(node.root), str(node.runroot))
 
 
+def whole(found: Contents) -> tuple[str, str, int]:
+    return found.digest, found.image_digest, found.size
+
+
 def refusal(node: ContainersStorage, reference: Reference = PINNED) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
         storage(node).check(reference)
@@ -58,9 +62,18 @@ def skopeo_copies(node: ContainersStorage) -> bool:
 
 
 def test_a_stored_image_is_complete(stocked: ContainersStorage) -> None:
-    assert storage(stocked).check(PINNED) == Contents(IMAGE.digest, IMAGE.digest, SIZE)
+    assert whole(storage(stocked).check(PINNED)) == (IMAGE.digest, IMAGE.digest, SIZE)
     assert storage(stocked).digest(TAGGED) == IMAGE.digest
     assert skopeo_copies(stocked)
+
+
+def test_a_stored_image_tells_its_version_and_layers(node: ContainersStorage) -> None:
+    image = images.os_image(version="417.94.7")
+    node.add(image, str(TAGGED))
+    found = storage(node).check(TAGGED.pinned(image.digest), describe=True)
+    assert found.description.version == "417.94.7"
+    assert [layer.digest for layer in found.layers] == [layer.digest for layer in image.layers]
+    assert storage(node).check(TAGGED.pinned(image.digest)).description.version == ""
 
 
 def test_an_image_that_was_removed_is_absent(stocked: ContainersStorage) -> None:
@@ -127,7 +140,7 @@ def test_an_image_pulled_by_an_indexs_digest_is_complete_by_it(node: ContainersS
         images.push(index, f"{registry.host}/team/os:multi")
         pinned = Reference.parse(f"{registry.host}/team/os@{index.digest}")
         node.podman("pull", "--tls-verify=false", "--quiet", str(pinned))
-    assert storage(node).check(pinned) == Contents(index.digest, IMAGE.digest, SIZE)
+    assert whole(storage(node).check(pinned)) == (index.digest, IMAGE.digest, SIZE)
     assert storage(node).check(pinned.pinned(IMAGE.digest)).digest == IMAGE.digest
 
 
@@ -169,6 +182,31 @@ class TestHolds:
         assert sorted(hold.update for hold in gone) == ["u1", "u3"]
         assert [hold.update for hold in held.holds()] == ["u2"]
         assert stocked.podman("container", "exists", "not-ours", check=False).returncode == 0
+
+    def test_a_hold_that_a_killed_podman_has_made_half_way_is_released_or_made_again(
+        self, stocked: ContainersStorage
+    ) -> None:
+        """Killed between the storage's record and podman's own: the image could not be removed any more."""
+        held = storage(stocked)
+        for again in (True, False):
+            held.hold(TAGGED, IMAGE.digest, "u1")
+            (stocked.root / "libpod/bolt_state.db").unlink()
+            assert [hold.update for hold in held.holds()] == ["u1"]
+            assert not held.is_held(IMAGE.digest, "u1")
+            if again:
+                held.hold(TAGGED, IMAGE.digest, "u1")
+                assert held.is_held(IMAGE.digest, "u1")
+                held.release("u1")
+        assert [hold.update for hold in held.release_unknown({"u2"})] == ["u1"]
+        assert held.holds() == ()
+        stocked.podman("rmi", str(TAGGED))
+
+    def test_a_container_that_an_extensions_image_was_read_through_goes_at_the_next_start(
+        self, stocked: ContainersStorage
+    ) -> None:
+        stocked.podman("create", "--name=mcdaemon-extensions-u1", "--network=none", str(TAGGED), "/none")
+        assert storage(stocked).release_unknown({"u1"}) == ()
+        assert stocked.podman("container", "exists", "mcdaemon-extensions-u1", check=False).returncode == 1
 
     def test_releasing_what_nobody_holds_is_fine(self, node: ContainersStorage) -> None:
         storage(node).release("never")

@@ -16,7 +16,7 @@ from mcdaemon.update.payload import Payload, Shelf
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files get owners")
 
-NEW_OSTREE, OLD_OSTREE = (2025, 2), (2022, 7)
+NEW_OSTREE, OLD_OSTREE = True, False
 
 
 class Node:
@@ -47,8 +47,8 @@ class Node:
         self.payloads.save(load, items)
         return load
 
-    def predict(self, load: Payload, version: tuple[int, int] = NEW_OSTREE) -> MergeReport:
-        return merge.predict(self.running, self.target, load, version)
+    def predict(self, load: Payload, skips_special_files: bool = NEW_OSTREE) -> MergeReport:
+        return merge.predict(self.running, self.target, load, skips_special_files)
 
 
 @pytest.fixture

@@ -34,6 +34,18 @@ def root(tmp_path: Path) -> Root:
     return root
 
 
+def test_a_password_that_is_not_the_configs_is_a_mismatch_that_shows_no_hash(root: Root) -> None:
+    (root.path / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\n")
+    (root.path / "etc/shadow").write_text("core:$6$old:1::::::\n")
+    report = validate(root, EXPECTED, [("core", "$6$canary")])
+    assert [(found.path, found.aspect) for found in report.mismatches] == [("/etc/shadow", Aspect.CONTENT)]
+    assert "core" in report.text() and "canary" not in report.text() and "$6$" not in report.text()
+    assert validate(root, EXPECTED, [("core", "$6$old")]).ok
+    (root.path / "etc/shadow").unlink()
+    assert not validate(root, EXPECTED, [("core", "$6$old")]).ok
+    assert not validate(root, EXPECTED, [("nobody", "$6$old")]).ok
+
+
 def replace(path: Path, make: Callable[[Path], object]) -> None:
     path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     make(path)

@@ -18,6 +18,7 @@ from tests.field.evidence import (
     validated,
 )
 from tests.stand.configs import FileText, Unit, machine_config
+from tests.stand.machine import Down
 from tests.stand.node import Node
 
 pytestmark = pytest.mark.stand
@@ -111,9 +112,39 @@ def test_the_old_root_gets_its_shared_files_back_before_anything_starts(aged: Ag
     assert node.machine.read("/usr/local/bin/tool") == "old\n" and node.machine.read("/etc/app.conf") == "old\n"
     assert node.machine.read("/run/workload-saw") == "old\n"
     validated(node)
+    assert tick(node) == 3, "the target counts as failed: somebody, or the boot loader, has passed it over"
+    assert "old deployment was booted" in status(node)["failed"] and journal(node)["update"] is None
+    node.mcdaemon("retry")
     through_gate(node)
     assert node.machine.read("/usr/local/bin/tool") == "new\n"
     rests_on(node, "50-new")
+
+
+def test_a_target_that_does_not_stay_complete_is_given_up_after_two_repairs(finalized: Node) -> None:
+    """Each boot finds the files gone again, whatever the reason: no reboot loop, and the old root comes back."""
+    node, machine = finalized, finalized.machine
+    old, target = machine.booted().name, journal(node)["update"]["staged"]
+    machine.power_cut()
+    outcomes = []
+    for _boot in range(6):
+        (machine.deployment_root(target) / "etc/app.conf").write_text("torn")
+        machine.start_boot()
+        outcomes.append(machine.wait_up())
+        if outcomes[-1] is None:
+            break
+    assert outcomes == [Down.REBOOT, Down.REBOOT, None]
+    assert "early: give-up: the target is still incomplete after 2 repairs" in machine.journal(
+        "mcdaemon-early.service", machine.boot_id
+    )
+    found = journal(node)
+    assert found["update"]["rolled_back"] and found["failed"]["name"] == "50-new" and found["failed"]["at"] > 0
+    tick(node)
+    assert machine.booted().name == old and node.boots == 1
+    assert tick(node) == 3
+    validated(node)
+    assert machine.read("/etc/app.conf") == "old\n" and machine.read("/usr/local/bin/tool") == "old\n"
+    assert "incomplete after 2 repairs" in status(node)["failed"] and status(node)["failed_config"] == "50-new"
+    assert tick(node) == 3 and node.boots == 1
 
 
 def test_a_target_whose_payload_is_gone_is_given_up_and_the_old_root_comes_back(finalized: Node) -> None:

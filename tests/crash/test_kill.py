@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from tests.field.conftest import Aged
 from tests.field.evidence import (
     NEW,
+    OLD,
     STEPS,
     Agent,
     deployment_etc,
@@ -55,6 +57,28 @@ def test_an_agent_that_is_killed_when_it_asks_for_the_reboot_does_not_ask_for_a_
     through_gate(old)
     assert old.boots - boots == 1
     rests_on(old, "50-new")
+
+
+def test_a_drain_that_nobody_lived_to_note_is_undone_when_its_config_is_withdrawn(aged: Aged) -> None:
+    """STATE-10's kind, found by killing at every call: the node stayed drained for ever."""
+    drain = "touch /run/drained; kill -9 $PPID"
+    undo = "[/usr/bin/rm, -f, /run/drained]"
+    node = aged(OLD, settings=f"drain: {{command: [/bin/sh, -c, '{drain}'], undo: {undo}}}\n")
+    node.desire(first=NEW)
+    assert node.mcdaemon("run", "--once", check=False).returncode in (-9, 137)
+    assert node.machine.exists("/run/drained")
+    node.desire(first=OLD)
+    node.once()
+    assert not node.machine.exists("/run/drained")
+    is_old(node)
+    rests_on(node, "50-old")
+
+
+def test_temporaries_of_a_killed_agent_go_from_run_as_well(old: Node) -> None:
+    left = "/run/mcdaemon/.mcdaemon-0123456789abcdef"
+    old.machine.write(left, "half a sta")
+    old.once()
+    assert not old.machine.exists(left)
 
 
 @pytest.mark.parametrize("step", STEPS[:-1])

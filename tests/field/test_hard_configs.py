@@ -115,7 +115,7 @@ def test_a_stray_file_in_the_place_of_the_health_scripts_is_a_sentence(node: Nod
     open_gate(node)
     node.desire(first=config(base))
     node.once()
-    assert "cannot be listed" in node.once(expect=3)
+    assert "cannot list the health scripts" in node.once(expect=3)
     node.machine.run(["rm", "/etc/mcdaemon/health.d"])
     through_gate(node)
     assert node.status()["state"] == "Done"

@@ -54,7 +54,8 @@ def test_a_target_that_becomes_healthy_goes_back_to_work_long_before_the_next_ro
     make_node: MakeNode, base: str
 ) -> None:
     """The node is out of service only for its reboot; the interval of the loop has nothing to do with that."""
-    settings = DRAINED + "loop: {interval_seconds: 3600}\nhealth: {timeout_seconds: 60}\nmetrics: {listen: ''}\n"
+    settings = DRAINED + "loop: {interval_seconds: 3600}\nmetrics: {listen: ''}\n"
+    settings += "health: {timeout_seconds: 60, settle_seconds: 1}\n"
     node = make_node(settings=settings, daemon=True)
     node.machine.write("/etc/mcdaemon/health.d/10-ok", "#!/bin/sh\ntest -e /run/ok\n", 0o755)
     node.machine.run(["systemctl", "restart", "mcdaemon.service"])

@@ -123,8 +123,12 @@ def mount_boot(plan: BootPlan) -> None:
     libostree freezes the file system of /boot while it swaps the boot entries (FIFREEZE). On a plain bind mount that
     is the host's, which would stay frozen for ever if a power cut came right then. An overlay cannot be frozen. A host
     whose own file system is an overlay cannot have this one (EINVAL), and does not need it.
+    A node on a `Disk` has the plain mount: "volatile" would swallow the syncs that a power cut is about.
     """
     source, target = f"{plan.sysroot}/boot", f"{plan.deployment}/boot"
+    if plan.options.get("own_disk"):
+        bind(source, target)
+        return
     for name in ("lower", "work"):
         os.makedirs(f"{plan.scratch}/{name}", exist_ok=True)
     layers = f"lowerdir={plan.scratch}/lower,upperdir={source},workdir={plan.scratch}/work,volatile"

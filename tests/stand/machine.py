@@ -7,9 +7,10 @@
     node.reboot()
     node.close()
 
-libostree, its deployments, boot entries and /etc merges are the real ones; PID 1 is a stand-in (`systemd1`). What a
-"power cut" loses is every process, /run, /tmp and what PID 1 would have done at shutdown; it does not lose writes that
-were not synced, because the host's page cache survives. Times are in seconds everywhere.
+libostree, its deployments, boot entries and /etc merges are the real ones; PID 1 is a stand-in (`systemd1`). What
+`power_cut` loses is every process, /run, /tmp and what PID 1 would have done at shutdown; it does not lose writes that
+were not synced, because the host's page cache survives. A node on a `disk.Disk` can lose those, too: boot another
+Machine from a snapshot of it. Times are in seconds everywhere.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Machine:
 
     `binds` maps host paths to node paths (read-only; as value also `(node path, "rw")`). `units` are unit files that
     appear in /run/systemd/system at each boot (name or `name.d/drop-in.conf` -> text). `environment` is given to every
-    service and command. `logind` is the systemd version whose inhibitor rules hold (see `login1`).
+    service and command. `logind` is the systemd version whose inhibitor rules hold (see `login1`). `own_disk`: sysroot/
+    is on a file system that nobody else uses (`disk.Disk`), so the node may sync and freeze it as a real one does.
     """
 
     def __init__(
@@ -84,16 +86,20 @@ class Machine:
         environment: Optional[Mapping[str, str]] = None,
         osname: str = "rhcos",
         logind: int = 252,
+        own_disk: bool = False,
     ) -> None:
         self.folder = folder.resolve()
         self.binds = dict(binds or {})
         self.units = dict(units or {})
         self.environment = dict(environment or {})
         self.logind = logind
+        self.own_disk = own_disk
         self.boots: list[str] = []
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.sysroot = Sysroot.create(self.folder / "sysroot", osname)
+        if own_disk:
+            self.sysroot.sync_writes()
         self._plan: Optional[BootPlan] = None
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._reports: Optional[_Reports] = None
@@ -306,12 +312,18 @@ class Machine:
 
         Its `pid` is that of nsenter, which waits outside for the command: never signal that number directly.
         """
-        plan = self._booted_plan()
-        place = f"/proc/{self._init}/root{cwd}"
-        argv = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
-        environment = {**shell_environment(plan), **(env or {})}
+        argv, environment = self.entering(argv, env, cwd)
         return NodeProcess(argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
                            errors="replace", start_new_session=True)  # fmt: skip
+
+    def entering(
+        self, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, cwd: str = "/"
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command of the host that runs `argv` in the node, and its environment: for who starts it otherwise."""
+        plan = self._booted_plan()
+        place = f"/proc/{self._init}/root{cwd}"
+        command = ["nsenter", f"--target={self._init}", *NAMESPACES, "--root", f"--wd={place}", "--", *argv]
+        return command, {**shell_environment(plan), **(env or {})}
 
     def stop_process(self, process: subprocess.Popen[str], number: int = signal.SIGKILL, timeout: float = 10.0) -> int:
         """Signal a command from `start` together with its children and wait for its end."""
@@ -398,7 +410,8 @@ class Machine:
             sysroot=str(self.sysroot.path), deployment=str(self.sysroot.deployment_root(entry.deployment)),
             stateroot_var=str(self.sysroot.stateroot / "var"), kernel_arguments=entry.options,
             boot_id=boot_id, library=str(LIBRARY), log=str(log), scratch=str(scratch), binds=binds,
-            units=self.units, environment=self.environment, options={"logind": str(self.logind)},
+            units=self.units, environment=self.environment,
+            options={"logind": str(self.logind), "own_disk": "yes" if self.own_disk else ""},
         )  # fmt: skip
 
     def _booted_plan(self) -> BootPlan:

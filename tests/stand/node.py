@@ -38,6 +38,14 @@ PYTHONPATH={SOURCE} exec /usr/bin/python3 -m tests.stand.rpmostreed.lockkey unlo
 """
 
 
+# All that the agent asks the program for; everything else goes over D-Bus.
+_RPM_OSTREE = """\
+#!/bin/sh
+[ "$*" = --version ] || exit 64
+printf "rpm-ostree:\\n Version: '{version}'\\n Git: none\\n Features:\\n  - container\\n"
+"""
+
+
 def agent_runtime() -> dict[str, Any]:
     """What the agent needs of an OS image: an interpreter and gi; the host's own, so that they also run."""
     interpreter = Path("/usr/bin/python3").resolve()
@@ -73,7 +81,7 @@ class Node:
     """A booted machine with mcdaemon installed as `make install` does.
 
     `image` is a reference ("127.0.0.1:PORT/os@sha256:...") from which the first deployment is made, with it as origin.
-    `daemon`: mcdaemon.service runs by itself; otherwise each round is taken by hand.
+    `daemon`: mcdaemon.service runs by itself; otherwise each round is taken by hand. `own_disk`: as for `Machine`.
     """
 
     def __init__(
@@ -85,12 +93,13 @@ class Node:
         kargs: Sequence[str] = (),
         settings: str = SETTINGS,
         transport: str = "registry",
+        own_disk: bool = False,
     ) -> None:
         units = dict(rpmostreed.units(SOURCE, profile))
         if not daemon:
             units["mcdaemon.service.d/50-by-hand.conf"] = _BY_HAND
         self.profile = profile
-        self.machine = Machine(folder, units=units)
+        self.machine = Machine(folder, units=units, own_disk=own_disk)
         self.boots = 0
         try:
             self._install_os(image, kargs, transport)
@@ -119,6 +128,8 @@ class Node:
             stdin=subprocess.DEVNULL,
         )
         self.machine.run(["mkdir", "-p", DESIRED])
+        version = rpmostreed.program_version(self.profile)
+        self.machine.write("/usr/local/bin/rpm-ostree", _RPM_OSTREE.format(version=version), 0o755)
         if "B" in self.profile:
             self.machine.write("/usr/local/bin/ostree", _UNLOCKING_OSTREE, 0o755)
 

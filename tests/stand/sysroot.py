@@ -86,14 +86,18 @@ class Sysroot:
         """Make the sysroot, or take the one that is there."""
         sysroot = cls(path, osname)
         if not (path / "ostree/repo/config").exists():
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
             _ostree("admin", "init-fs", "--modern", str(path))
-            # As on CoreOS: nothing but the BLS entries is written. Tests do not survive a real power cut: no fsync.
+            # As on CoreOS: nothing but the BLS entries is written. No fsync: most nodes meet no real power cut.
             for key, value in (("sysroot.bootloader", "none"), ("core.fsync", "false")):
                 _ostree(f"--repo={path}/ostree/repo", "config", "set", key, value)
         if not sysroot.stateroot.exists():
             _ostree("admin", "os-init", f"--sysroot={path}", osname)
         return sysroot
+
+    def sync_writes(self) -> None:
+        """From now on ostree syncs what it writes, as it does by default."""
+        _ostree(f"--repo={self.repo}", "config", "set", "core.fsync", "true")
 
     @property
     def repo(self) -> Path:

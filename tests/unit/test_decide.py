@@ -23,6 +23,7 @@ def without_update() -> Iterator[Observation]:
         "desired": (None, "new", "old"), "current": (None, "old"), "staged": Staged, "pending": YES_NO,
         "reboot": YES_NO, "drain": YES_NO, "os_changes": YES_NO, "refusal": ("", "refused"),
         "failed_before": ("", "failed"), "hold": ("", "held"), "drift": ("", "drift"),
+        "stood_back": ("", "older"),
     }  # fmt: skip
     for values in itertools.product(*fields.values()):
         yield Observation(**dict(zip(fields, values)))
@@ -30,7 +31,8 @@ def without_update() -> Iterator[Observation]:
 
 def with_reboot() -> Iterator[Observation]:
     flags = [
-        Progress("new", False, verified, drained, committed, proved, False, rebooting, came_back, rolled_back, failure)
+        Progress("new", False, verified, drained, committed, proved, False, rebooting, came_back, rolled_back,
+                 failure or "taken back" * rolled_back, drained)
         for verified, drained, committed, proved, rebooting, came_back, rolled_back, failure in itertools.product(
             YES_NO, YES_NO, YES_NO, YES_NO, YES_NO, YES_NO, YES_NO, ("", "broken"))
     ]  # fmt: skip
@@ -42,11 +44,11 @@ def with_reboot() -> Iterator[Observation]:
 
 
 def live() -> Iterator[Observation]:
-    for desired, drained, applied, rolled_back, failure, booted, staged, pending, drain, hold in itertools.product(
-        ("new", "old", None), YES_NO, YES_NO, YES_NO, ("", "broken"), Booted, Staged, YES_NO, YES_NO, ("", "held")
+    for desired, drained, applied, failure, staged, pending, drain, hold in itertools.product(
+        ("new", "old", None), YES_NO, YES_NO, ("", "broken"), Staged, YES_NO, YES_NO, ("", "held")
     ):
-        update = Progress("new", True, drained=drained, applied=applied, rolled_back=rolled_back, failure=failure)
-        yield Observation(desired, "old", update, booted, staged, pending, reboot=False, drain=drain, hold=hold)
+        update = Progress("new", True, drained=drained, applied=applied, failure=failure, draining=drained)
+        yield Observation(desired, "old", update, Booted.SOURCE, staged, pending, reboot=False, drain=drain, hold=hold)
 
 
 @functools.lru_cache(maxsize=1)
@@ -143,8 +145,9 @@ def test_a_superseded_update_goes_no_further() -> None:
 
 def test_a_booted_target_is_only_kept_waited_for_or_taken_back() -> None:
     for o, d in everything():
-        if o.booted is Booted.TARGET and o.update is not None and not o.update.live:
-            assert d.step in (Step.CONFIRM, Step.HOLD, Step.ROLL_BACK), o
+        if o.booted is Booted.TARGET and o.update is not None:
+            early = d.step is Step.REBOOT and o.update.rebooting  # the early unit wrote its files after the start
+            assert d.step in (Step.CONFIRM, Step.HOLD, Step.ROLL_BACK) or early, o
 
 
 def test_only_a_healthy_target_is_kept() -> None:
@@ -199,7 +202,7 @@ def test_nothing_happens_to_a_node_that_is_where_it_should_be() -> None:
 def test_no_update_begins_that_was_refused_failed_before_or_has_to_wait() -> None:
     for o, d in everything():
         if o.update is None and d.step in EFFECTS:
-            assert not (o.refusal or o.failed_before or o.hold), o
+            assert not (o.refusal or o.failed_before or o.hold or o.stood_back), o
 
 
 def test_an_unchanged_os_is_never_staged_anew() -> None:
@@ -217,14 +220,15 @@ def test_a_live_change_never_stages_finalizes_or_reboots() -> None:
 # -- single cases that were wrong once --------------------------------------------------------------------------------
 
 
-def test_a_live_change_waits_when_the_desired_config_cannot_be_read_meanwhile() -> None:
-    """There is no plan then: neither may the node be drained for it, nor anything be applied."""
+def test_a_live_change_that_has_to_wait_is_put_back_first() -> None:
+    """Nobody may be drained for it meanwhile, and what is half written does not stay."""
     o = Observation("new", "old", Progress("new", live=True), reboot=True, drain=True, hold="unreadable")
-    assert decide(o).step is Step.HOLD
+    assert decide(o).step is Step.DISCARD and not decide(o).remember
 
 
 def test_a_drained_live_change_that_has_to_wait_gives_the_node_back() -> None:
-    d = decide(Observation("new", "old", Progress("new", live=True, drained=True), reboot=False, hold="no space"))
+    update = Progress("new", live=True, drained=True, draining=True)
+    d = decide(Observation("new", "old", update, reboot=False, hold="no space"))
     assert d.step is Step.DISCARD and not d.remember and "no space" in d.why
 
 
@@ -316,7 +320,7 @@ class Node:
         self.staged, self.pending = state, False
 
     def drain(self) -> None:
-        self.note(drained=True)
+        self.note(draining=True, drained=True)
         self.drained = True
 
     def finalize(self) -> None:
@@ -434,6 +438,39 @@ def test_a_reboot_that_ends_in_the_old_deployment_is_not_repeated() -> None:
     node.pending = True
     assert node.walk() == [Step.DISCARD, Step.HOLD]
     assert node.reboots == 1
+
+
+def test_an_older_deployment_that_was_chosen_after_the_target_was_confirmed_is_only_told() -> None:
+    o = Observation("new", "old", stood_back="an older deployment is booted")
+    d = decide(o)
+    assert (d.step, d.degraded, d.remember) == (Step.REST, True, False) and "older deployment" in d.why
+    assert decide(dataclasses.replace(o, hold="an image is missing")).step is Step.REST, "nothing is waited for"
+    assert decide(dataclasses.replace(o, refusal="/spec/fips")).step is Step.REJECT
+
+
+def test_an_older_deployment_with_an_update_in_flight_is_the_updates_matter() -> None:
+    o = Observation("new", "old", Progress("new", came_back=True), stood_back="an older deployment is booted")
+    assert decide(o).step is Step.DISCARD
+
+
+@pytest.mark.parametrize("health", Health)
+@pytest.mark.parametrize("desired", ["new", "old", None])
+def test_a_failed_target_without_a_way_back_is_held_until_it_is_well_or_another_config_is_desired(
+    health: Health, desired: Optional[str]
+) -> None:
+    update = Progress("new", rolled_back=True, failure="kubelet.service is failed")
+    d = decide(Observation(desired, "new", update, Booted.TARGET, health=health, stranded=True))
+    if health is Health.GOOD:
+        assert d == Decision(Step.CONFIRM, d.why)
+    elif desired == "new":
+        assert (d.step, d.degraded) == (Step.HOLD, True) and "kubelet.service is failed" in d.why
+    else:
+        assert (d.step, d.remember) == (Step.CONFIRM, True)
+
+
+def test_the_way_back_is_tried_once_before_it_counts_as_gone() -> None:
+    o = Observation("new", "new", Progress("new"), Booted.TARGET, health=Health.BAD, stranded=True)
+    assert (decide(o).step, decide(o).remember) == (Step.ROLL_BACK, True)
 
 
 @pytest.mark.parametrize("state", [Staged.NONE, Staged.OTHER, Staged.OS_ONLY])

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import pytest
 
 from mcdaemon.errors import Broken, Failure
-from mcdaemon.host import files
+from mcdaemon.host import files, users
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.files import Entry, Kind
 from mcdaemon.host.root import Root
@@ -191,6 +191,18 @@ def test_a_single_thing_that_is_not_right_makes_a_target_incomplete(node: Node, 
     assert is_new(node)
 
 
+def test_a_target_with_another_password_than_the_configs_is_incomplete(node: Node) -> None:
+    """The power was cut after the files were synced and before the last password was."""
+    (node.root.path / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\n")
+    (node.root.path / "etc/shadow").write_text("core:$6$old:1::::::\n")
+    load = dataclasses.replace(LOAD, passwords=(("core", "$6$new"),))
+    node.payloads.save(load, ENTRIES)
+    commit.apply(LOAD, node.payloads, node.root)
+    assert node.early().action is Early.COMPLETE
+    assert users.has_password_hash(node.root, "core", "$6$new")
+    assert node.booting(TARGET, "boot-2").early().action is Early.NOTHING
+
+
 def test_a_target_that_does_not_stay_complete_is_given_up_and_remembered(node: Node) -> None:
     for number in range(MOST_REPAIRS):
         assert node.booting(TARGET, f"boot-{number}").early().reboot
@@ -198,7 +210,9 @@ def test_a_target_that_does_not_stay_complete_is_given_up_and_remembered(node: N
     outcome = node.early()
     assert (outcome.action, outcome.reboot) == (Early.GIVE_UP, False)
     assert node.update.rolled_back and "still incomplete after 2 repairs" in node.update.failure
-    assert node.record().failed == FailedTarget("desired", "sha256:1", node.update.failure)
+    failed = node.record().failed
+    assert failed is not None and failed.at > 0
+    assert failed == FailedTarget("desired", "sha256:1", node.update.failure, "rendered", failed.at)
     assert node.read("/etc/both") == b"somebody's own"
 
 
@@ -289,11 +303,13 @@ def test_the_target_that_boots_after_all_is_completed(node: Node) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]"])
-def test_an_alien_journal_is_reported_and_nothing_is_written(node: Node, content: bytes) -> None:
+def test_an_alien_journal_is_reported_and_left_for_the_agent_who_puts_right_what_was_in_flight(
+    node: Node, content: bytes
+) -> None:
     node.journal.write_bytes(content)
     outcome = node.early()
     assert outcome.action is Early.NOTHING and "cannot use the journal" in outcome.why
-    assert is_old(node)
+    assert is_old(node) and node.journal.read_bytes() == content
 
 
 def test_no_journal_is_nothing_to_do(node: Node) -> None:

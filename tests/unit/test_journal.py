@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason
-from mcdaemon.update.journal import FailedTarget, Journal, Update, decode, encode, load, store
+from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update, decode, encode, load, store
 
 UPDATE = Update(
     id="0123456789ab", desired="d" * 64, name="rendered-worker-1", source="s" * 64 + ".0", previous="rendered-worker-0",
@@ -307,3 +307,42 @@ def test_without_a_deployment_nothing_was_done_to_it() -> None:
 def test_a_reboot_that_was_asked_for_is_told_from_one_that_came(armed: str, rebooting: bool, came_back: bool) -> None:
     progress = dataclasses.replace(UPDATE, armed=armed).progress("b1", "", "")
     assert (progress.rebooting, progress.came_back) == (rebooting, came_back)
+
+
+# -- what the record says of this boot --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "pending", "came_back"),
+    [
+        ({}, "", False),
+        ({"finalizing": "boot-2"}, "t", False),
+        ({"finalizing": "boot-1"}, "t", True),
+        ({"finalizing": "boot-1"}, "", False),
+        ({"finalizing": "boot-1"}, "another", False),
+        ({"finalizing": "boot-1", "staged": ""}, "", False),
+        ({"armed": "boot-2", "finalizing": "boot-2"}, "t", False),
+        ({"armed": "boot-1", "finalizing": "boot-1"}, "", True),
+    ],
+)
+def test_an_old_root_has_come_back_when_this_boot_should_have_entered_the_target(
+    changes: dict[str, Any], pending: str, came_back: bool
+) -> None:
+    """STATE-02: every mark has the boot id in which it was made; one of this boot says nothing of the last."""
+    update = Update(**{"id": "u", "desired": "d", "name": "n", "source": "s", "staged": "t", **changes})
+    assert update.progress("boot-2", "", pending).came_back is came_back
+
+
+def test_a_journal_from_before_there_was_a_confirmed_one_is_ours() -> None:
+    assert decode(signed(members())).confirmed is None
+    confirmed = Journal(confirmed=Confirmed("d" * 64, "rendered-worker-1", "t.0", 7))
+    assert decode(encode(confirmed)) == confirmed
+    brokens: list[Any] = [{"desired": "d"}, {"desired": "d", "name": "n", "deployment": 5}, [], "x"]
+    for broken in brokens:
+        assert "/journal/confirmed" in refused(signed({**members(), "confirmed": broken}))
+
+
+def test_a_failed_target_of_an_older_agent_is_remembered_without_its_name() -> None:
+    inner = {**members(), "failed": {"desired": "d", "digest": "", "reason": "it did not boot"}}
+    assert decode(signed(inner)).failed == FailedTarget("d", "", "it did not boot")
+    assert str(FailedTarget("d", "", "why", "rendered-1")) == "rendered-1: why"

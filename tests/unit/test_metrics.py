@@ -8,15 +8,16 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from mcdaemon.decide import Step
+from mcdaemon.decide import Health, Step
 from mcdaemon.errors import Broken, HoldReason, Transient
 from mcdaemon.report.endpoint import Endpoint
-from mcdaemon.report.metrics import HISTOGRAMS, TABLE, Board, Distribution, Result, Snapshot, State
+from mcdaemon.report.metrics import HISTOGRAMS, TABLE, Board, Distribution, Failed, Result, Snapshot, State
 
 NOW = 1_700_000_000.0
 AT_REST = Snapshot(
@@ -87,7 +88,8 @@ def test_before_the_first_round_there_is_nothing_to_see() -> None:
 
 
 def test_every_line_of_the_table_is_exposed_under_its_own_name() -> None:
-    busy = dataclasses.replace(HELD, out_of_service_since=NOW)
+    failed = Failed("rendered-worker-0", "sha256:1", int(NOW))
+    busy = dataclasses.replace(HELD, out_of_service_since=NOW, failed=failed, ended={Result.DONE: int(NOW)})
     names = {name for name, _ in scrape(busy)}
     assert {entry.name for entry in TABLE} <= names
     assert {f"{name}_count" for name, _, _ in HISTOGRAMS} <= names
@@ -115,6 +117,13 @@ def test_a_hold_shows_why_and_how_long_at_the_moment_of_the_scrape() -> None:
     assert value(samples, "mcdaemon_hold_reason", reason="image") == 1
     assert value(samples, "mcdaemon_hold_reason", reason="registry") == 0
     assert value(samples, "mcdaemon_next_retry_timestamp_seconds") == NOW + 30
+
+
+def test_the_versions_of_the_hosts_programs_are_labels_and_an_unknown_one_is_empty() -> None:
+    host = {"rpm-ostree": "2024.7", "ostree": "2024.8", "podman": "4.9.4", "skopeo": ""}
+    samples = scrape(dataclasses.replace(AT_REST, host=host))
+    labels = {"rpm_ostree": "2024.7", "ostree": "2024.8", "podman": "4.9.4", "skopeo": ""}
+    assert value(samples, "mcdaemon_host_info", **labels) == 1
 
 
 def test_a_node_that_is_not_held_has_every_reason_at_zero() -> None:
@@ -257,3 +266,24 @@ def test_stopping_frees_the_port_and_starting_twice_is_once(endpoint: Endpoint) 
     endpoint.stop()
     with pytest.raises(requests.ConnectionError):
         requests.get(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+@pytest.mark.parametrize("verdict", [None, *Health])
+def test_the_verdict_on_a_booted_target_is_one_of_its_kinds_or_none(verdict: Optional[Health]) -> None:
+    samples = scrape(dataclasses.replace(AT_REST, health=verdict))
+    shown = {member: value(samples, "mcdaemon_health", verdict=member.value) for member in Health}
+    assert shown == {member: float(member is verdict) for member in Health}
+
+
+def test_a_failed_target_is_named_with_its_digest_and_gone_when_there_is_none() -> None:
+    failed = Failed("rendered-worker-2", "sha256:2", 1_000_000_000)
+    name = "mcdaemon_failed_target_timestamp_seconds"
+    samples = scrape(dataclasses.replace(AT_REST, failed=failed, ended={Result.ROLLED_BACK: 1_000_000_000}))
+    assert value(samples, name, config="rendered-worker-2", digest="sha256:2") == 1_000_000_000
+    assert value(samples, "mcdaemon_last_update_timestamp_seconds", result="rolled-back") == 1_000_000_000
+    assert name not in {key for key, _labels in scrape(AT_REST)}
+
+
+def test_an_older_deployment_that_was_chosen_shows() -> None:
+    assert value(scrape(AT_REST), "mcdaemon_stood_back") == 0
+    assert value(scrape(dataclasses.replace(AT_REST, stood_back=True)), "mcdaemon_stood_back") == 1

@@ -170,3 +170,25 @@ def test_a_deployment_of_an_old_version_has_defaults_for_what_it_does_not_tell()
 
 def test_members_that_nobody_knows_are_no_trouble() -> None:
     assert Deployment.from_dict({**LEAST, "soft-reboot-target": True, "live-inprogress": ""}).booted
+
+
+PINNED = "ostree-unverified-registry:quay.io/org/os@sha256:" + "1" * 64
+
+
+@pytest.mark.parametrize(("image", "told", "digest"), [
+    (PINNED, "", "sha256:" + "1" * 64), (PINNED, "sha256:" + "2" * 64, "sha256:" + "2" * 64),
+    ("ostree-unverified-registry:quay.io/org/os:1", "", ""), ("", "", ""),
+])  # fmt: skip
+def test_a_digest_that_rpm_ostree_cannot_tell_is_the_one_of_the_origin(image: str, told: str, digest: str) -> None:
+    """Row 48: unknown is not different."""
+    entry = {**LEAST, "container-image-reference": image, "container-image-reference-digest": told}
+    assert Deployment.from_dict(entry).digest == digest
+
+
+def test_version_and_age_are_those_of_the_base_below_layered_packages() -> None:
+    """rpm-ostree.md 3.2."""
+    layered = {**LEAST, "version": "2", "timestamp": 20, "base-version": "1", "base-timestamp": 10}
+    found = Deployment.from_dict(layered)
+    assert (found.version, found.timestamp) == ("1", 10)
+    found = Deployment.from_dict({**LEAST, "version": "2", "timestamp": 20})
+    assert (found.version, found.timestamp) == ("2", 20)

@@ -56,7 +56,10 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (made.hold.retry_min_seconds, made.hold.retry_max_seconds, made.hold.degraded_after_seconds) == (15, 600, 0)
     assert (made.drain.command, made.drain.undo, made.drain.timeout_seconds) == ((), (), 3600)
     assert (made.health.units, made.health.timeout_seconds) == ((), 600)
-    assert made.scripts == Path("/etc/mcdaemon/health.d")
+    assert made.scripts == (Path("/etc/mcdaemon/health.d"),)
+    assert (made.health.settle_seconds, made.health.script_timeout_seconds) == (5, 60)
+    assert (made.health.kubelet_healthz, made.health.node_kubeconfig, made.health.node_name) == ("", "", "")
+    assert made.health.unreachable_api == "roll-back"
     assert (made.rpm_ostree.call_timeout_seconds, made.rpm_ostree.idle_timeout_seconds) == (300, 1800)
     assert (made.loop.interval_seconds, made.limits.max_file_bytes) == (60, 32 * 1024 * 1024)
 
@@ -83,7 +86,17 @@ drain:
   undo: [/usr/bin/undrain]
   timeout_seconds: 10
 reboot: {command: [/usr/bin/reboot], timeout_seconds: 5}
-health: {units: [kubelet.service, crio.service], timeout_seconds: 1, scripts_directory: /etc/h}
+health:
+  units: [kubelet.service, crio.service]
+  timeout_seconds: 1
+  settle_seconds: 0
+  scripts_directories: [/etc/greenboot/check, /usr/lib/greenboot/check]
+  script_timeout_seconds: 5
+  kubelet_healthz: http://127.0.0.1:10248/healthz
+  node_kubeconfig: /var/lib/kubelet/kubeconfig
+  node_name: worker-0
+  unreachable_api: wait
+os: {downgrade: refuse}
 disruption: {policy_file: /etc/mcdaemon/policy.yaml}
 rpm_ostree: {call_timeout_seconds: 1, idle_timeout_seconds: 2}
 limits: {max_file_bytes: 1, max_total_bytes: 2, max_source_bytes: 3}
@@ -93,6 +106,9 @@ loop: {interval_seconds: 1}
     )
     assert made.drain.command == ("/usr/bin/drain", "--node", "a b") and made.health.units[1] == "crio.service"
     assert (made.images.timeout_seconds, made.limits.max_source_bytes, made.metrics.listen) == (2.5, 3, "")
+    assert made.scripts[1] == Path("/usr/lib/greenboot/check") and made.health.unreachable_api == "wait"
+    assert (made.health.node_kubeconfig, made.health.node_name) == ("/var/lib/kubelet/kubeconfig", "worker-0")
+    assert made.os.downgrade == "refuse"
     assert made.source.directory.pool == "infra" and made.disruption.policy_file == "/etc/mcdaemon/policy.yaml"
 
 
@@ -126,6 +142,9 @@ def test_a_number_is_a_number_and_not_negative(name: str, value: str) -> None:
         ("loop.interval_seconds", "0"),
         ("source.kind", "cluster"),
         ("source.kind", '""'),
+        ("os.downgrade", "deny"),
+        ("os.downgrade", '""'),
+        ("os.downgrade", "allow or refuse"),
         ("source.directory.path", "configs"),
         ("source.directory.path", "/a/../b"),
         ("source.directory.path", '""'),

@@ -12,9 +12,11 @@ import pytest
 
 from mcdaemon.decide import Staged
 from mcdaemon.errors import Broken, Held, HoldReason
+from mcdaemon.host import space
 from mcdaemon.host.deployments import Machine, StagedDeployment
 from mcdaemon.host.root import Root
 from mcdaemon.host.rpmostree import Deployment
+from mcdaemon.host.space import Room
 from mcdaemon.machineconfig.diff import Difference
 from mcdaemon.machineconfig.extensions import PackageDelta
 from mcdaemon.plan import Plan
@@ -274,27 +276,51 @@ def test_an_absolute_link_is_looked_up_in_the_target_and_not_in_the_running_syst
     assert stage.interpreter(machine.root_of(STAGED_NAME)) == usr(machine) / "bin/python3.11"
 
 
-def room(free: int) -> os.statvfs_result:
-    return os.statvfs_result((4096, 4096, free // 4096, free // 4096, free // 4096, 1, 1, 1, 0, 255))
+MIB = 1 << 20
 
 
-@pytest.mark.parametrize(("place", "free", "what"), [("deploy", 1 << 20, "root file system"), ("boot", 0, "on /boot")])
+def disks(monkeypatch: pytest.MonkeyPatch, machine: Disk, root: int, boot: int) -> None:
+    """Free bytes of two file systems, in blocks of 4 KiB."""
+
+    def look(place: Path) -> Room:
+        on_boot = os.fspath(place).startswith(os.fspath(machine.boot))
+        return Room(2 if on_boot else 1, boot if on_boot else root, 100_000, 1 << 40, 4096)
+
+    monkeypatch.setattr(space, "look", look)
+
+
+@pytest.mark.parametrize(("root", "boot", "what"), [(1 * MIB, 1 << 40, "root file system"), (1 << 40, 0, "/boot")])
 def test_a_disk_without_room_is_waited_for_before_anything_is_drained(
-    machine: Disk, monkeypatch: pytest.MonkeyPatch, place: str, free: int, what: str
+    machine: Disk, monkeypatch: pytest.MonkeyPatch, root: int, boot: int, what: str
 ) -> None:
-    def statvfs(path: Any) -> os.statvfs_result:
-        return room(free if f"/{place}" in os.fspath(path)[len(os.fspath(machine.top)) :] else 1 << 40)
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    disks(monkeypatch, machine, root, boot)
     with pytest.raises(Held, match=what) as caught:
         stage.verify(machine, DEPLOYED)
     assert caught.value.reason is HoldReason.SPACE
 
 
+def kernel_in_boot(machine: Disk) -> Path:
+    folder = machine.boot / f"ostree/rhcos-{DEPLOYED.bootcsum}"
+    folder.mkdir()
+    (folder / "vmlinuz-5.14").write_bytes(b"x" * 1000)
+    return folder
+
+
 def test_a_kernel_that_is_in_boot_already_needs_no_room_there(machine: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine.boot / f"ostree/rhcos-{DEPLOYED.bootcsum}").mkdir()
-    monkeypatch.setattr(os, "statvfs", lambda path: room(0 if path == machine.boot else 1 << 40))
+    kernel_in_boot(machine)
+    disks(monkeypatch, machine, 1 << 40, 0)
     stage.verify(machine, DEPLOYED)
+
+
+def test_what_a_full_disk_left_of_a_kernel_in_boot_is_not_the_kernel(
+    machine: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TXN-46: the directory is there, the initramfs did not fit the last time."""
+    kernel_in_boot(machine)
+    (usr(machine) / "lib/modules/5.14/initramfs.img").write_bytes(b"x" * 1000)
+    disks(monkeypatch, machine, 1 << 40, 0)
+    with pytest.raises(Held, match="needed on /boot"):
+        stage.verify(machine, DEPLOYED)
 
 
 # -- packages need their repository -----------------------------------------------------------------------------------

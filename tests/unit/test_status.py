@@ -18,7 +18,7 @@ FULL = Status(
     desired="rendered-2", update="rendered-2", os_image="quay.io/custom/os:1", digest="sha256:1",
     target_digest="sha256:2", release_image="quay.io/release/os:4", overridden_by="99-custom",
     hold="cannot find quay.io/x", error="manifest unknown", failed="rendered-0: kubelet.service is failed",
-    warnings=("cannot use the journal: torn",),
+    warnings=("cannot use the journal: torn",), host={"rpm-ostree": "2024.7", "podman": ""},
 )  # fmt: skip
 
 
@@ -114,3 +114,19 @@ def test_every_trouble_is_shown_in_full(field: str) -> None:
 
 def test_every_warning_has_its_line() -> None:
     assert shown(warnings=("one", "two")).count("warning") == 2
+
+
+def test_a_failed_target_is_shown_with_its_config_digest_and_time_while_another_one_is_worked_on() -> None:
+    found = dataclasses.replace(
+        FULL, failed="rendered-0: kubelet.service is failed", failed_config="rendered-0", failed_digest="sha256:0",
+        failed_at=1_000_000_000, confirmed="rendered-1", confirmed_at=1_000_000_001,
+    ).lines()  # fmt: skip
+    assert "  update           rendered-2 (hold)" in found
+    assert "  failed target    rendered-0: kubelet.service is failed" in found
+    assert "  failed with      sha256:0, 2001-09-09 01:46:40 UTC" in found
+    assert "  confirmed        rendered-1, 2001-09-09 01:46:41 UTC" in found
+
+
+def test_what_an_older_agent_remembered_is_shown_without_what_it_did_not_know() -> None:
+    found = dataclasses.replace(REST, failed="it did not boot").lines()
+    assert "  failed with      the OS image as it was" in found and not any("confirmed" in line for line in found[1:])

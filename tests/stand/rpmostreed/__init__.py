@@ -31,6 +31,12 @@ TimeoutStartSec=5m
 """
 
 
+def program_version(profile: str = DEFAULT_PROFILE) -> str:
+    """A version of rpm-ostree that behaves like this profile: of the newest of its letters."""
+    known = {"D": "2022.19", "A": "2024.5", "B": "2024.8", "C": "2025.10", "E": "2026.1"}
+    return max((known[letter] for letter in profile), default="2024.5")
+
+
 def unit_text(source: str, profile: str = DEFAULT_PROFILE) -> str:
     """The text of ``rpm-ostreed.service``; ``source`` is the directory in the node that holds ``tests/``.
 

@@ -28,7 +28,7 @@ def kernel_arguments(
     """KernelArgs: patches the client's ``existing`` string and stages the whole origin again, from the pkgcache."""
     line = work.retitle(options, "kargs")
     patched = _patch(existing, added, replaced, removed, options)
-    if patched is None:
+    if patched is None or work.faults.flag("no_op"):
         work.output.message("No changes.")
         return
     redeploy(work, patched, options, line, pkgcache_only=True)

@@ -80,6 +80,9 @@ def run(work: Work, request: Request) -> None:
     line = work.retitle(request.options, _title(request))  # 2
     if _register_driver(work, request):  # 3
         return
+    if work.faults.flag("no_op"):
+        work.output.message("No upgrade available.")
+        return
     merge = work.merge_deployment()  # 5
     state = _Progress(work.sysroot.origin(merge), work.sysroot.base(merge.get_csum()))
     _set_refspec(work, request, state)  # 7
@@ -87,7 +90,8 @@ def run(work: Work, request: Request) -> None:
     _drop(request, state)  # 9, 11
     _change_packages(work, request, state)  # 11, 12
     _import_local(work, request, state)  # 13
-    _change_overrides(request, state)  # 14
+    if not work.faults.flag("ignore_resets"):
+        _change_overrides(request, state)  # 14
     if not request.flag("no-pull-base"):
         _pull_base(work, request, state)  # 16
     _remove_base_packages(work, request, state)  # 17

@@ -14,6 +14,9 @@ The file ``/run/stand/rpmostreed-faults.json`` (or, for a daemon started by hand
 ``busy``               true: somebody else holds /ostree/lock while the transaction is made
 ``force_close_seconds``  how long peers may stay connected after Finished, in place of 30
 ``reboot_initiated``   true: as after a reboot that the daemon asked for
+``no_op``              true: a deploy request, or KernelArgs, ends at once, with success and "No upgrade available."
+                       (v2026.1, row 14)
+``ignore_resets``      true: override-reset-packages does nothing, without a word (v2026.1, TXN-27)
 
 Steps, in their order: ``before-reply`` (the transaction is not made yet), ``before-start`` (somebody has connected to
 it); only a crash can strike at these two. Then ``after-start``, ``after-manifest``, ``before-layer-N``,
@@ -58,6 +61,8 @@ _KEYS = {
     "hang": str,
     "busy": bool,
     "reboot_initiated": bool,
+    "no_op": bool,
+    "ignore_resets": bool,
     "force_close_seconds": int,
 }
 
@@ -70,7 +75,7 @@ class Faults:
     file: Optional[Path] = None
 
     def flag(self, name: str) -> bool:
-        """Whether ``busy`` or ``reboot_initiated`` is asked for."""
+        """Whether the fault of this name, one that is true or false, is asked for."""
         if not self.settings.get(name):
             return False
         self._strike(name)
