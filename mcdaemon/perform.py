@@ -378,6 +378,8 @@ class Performer:
         if not context.settings.reboot.command:
             context.logind.require_free()
         active = context.rpmostree.active()
+        if active is not None and active.title.startswith("mcdaemon:"):
+            active = None  # our own, over and about to close
         if active is not None or context.machine.busy():
             doing = f"rpm-ostree's {active.method} ({active.title})" if active else "a program with the lock of ostree"
             raise Held(HoldReason.OTHER_CLIENT, f"cannot go on: {doing} is at work", "the update waits for its end")

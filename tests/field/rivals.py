@@ -18,10 +18,10 @@ LOCK = "/run/ostree/staged-deployment-locked"
 STAMP = "/boot/ostree/finalize-failure.stamp"
 FINALIZER = "ostree-finalize-staged.service"
 
-_DRAINS = "/var/lib/drains"
+DRAINS = "/var/lib/drains"
 COUNTED = SETTINGS.replace("max_seconds: 5", "max_seconds: 1.1") + (
-    f"drain: {{command: [/bin/sh, -c, 'test -e {GATE} && printf d >>{_DRAINS}'], "
-    f"undo: [/bin/sh, -c, 'printf u >>{_DRAINS}']}}\n"
+    f"drain: {{command: [/bin/sh, -c, 'test -e {GATE} && printf d >>{DRAINS}'], "
+    f"undo: [/bin/sh, -c, 'printf u >>{DRAINS}']}}\n"
 )
 """Settings with the drain gate; every drain and every way back to work is one letter in a file."""
 
@@ -31,13 +31,13 @@ def rival(node: Node, *deed: str) -> subprocess.CompletedProcess[str]:
     return node.machine.run(["/usr/bin/python3", "-m", "tests.stand.rival", *deed], env={"PYTHONPATH": SOURCE})
 
 
-def drains(node: Node) -> str:
+def drains(node: Node, path: str = DRAINS) -> str:
     """`d` for each drain and `u` for each way back to work since the last `forget_drains`, in order."""
-    return node.machine.read(_DRAINS) if node.machine.exists(_DRAINS) else ""
+    return node.machine.read(path) if node.machine.exists(path) else ""
 
 
 def forget_drains(node: Node) -> None:
-    node.machine.run(["rm", "-f", _DRAINS])
+    node.machine.run(["rm", "-f", DRAINS])
 
 
 def unlock(node: Node) -> None:
