@@ -364,7 +364,7 @@ class Observer:
             return health.Look(trouble) if trouble else checks.look()
 
         gate = health.Gate(
-            context.runtime / health.RECORD, settings.timeout_seconds, settings.settle_seconds if checks.any else 0.0
+            context.runtime / health.RECORD, settings.timeout_seconds, settings.settle_seconds if checks.exist else 0.0
         )
         return gate.verdict(update.id, look)
 

@@ -130,36 +130,9 @@ class Reporter:
         )
         if self._board is not None:
             self._board.publish(self._snapshot)
-        update, confirmed = facts.update, facts.journal.confirmed
+        due = self._snapshot.next_retry or 0.0
         status.store(
-            self._status,
-            Status(
-                state=state.value,
-                step=decision.step.value,
-                why=decision.why,
-                at=now,
-                next_look=self._snapshot.next_retry or 0.0,
-                current=self._snapshot.current,
-                desired=self._snapshot.desired,
-                update=update.name if update else "",
-                os_image=current.os_image if current else "",
-                digest=_digest(facts),
-                target_digest=update.digest if update else "",
-                release_image=desired.release_image if desired else "",
-                overridden_by=desired.overridden_by if desired else "",
-                hold=facts.observation.hold if decision.step is Step.HOLD else "",
-                error=error,
-                failed=str(failed) if failed else "",
-                failed_config=failed.name if failed else "",
-                failed_digest=failed.digest if failed else "",
-                failed_at=failed.at if failed else 0,
-                health=facts.observation.health.value if _arrived(facts) else "",
-                stood_back=bool(facts.observation.stood_back),
-                confirmed=confirmed.name if confirmed else "",
-                confirmed_at=confirmed.at if confirmed else 0,
-                warnings=_warnings(facts),
-                host=facts.versions.texts(),
-            ),
+            self._status, dataclasses.replace(_told(facts, decision), state=state.value, error=error, next_look=due)
         )
 
     def _load(self) -> dict[str, int]:
@@ -180,6 +153,37 @@ class Reporter:
         # A full disk is told as the failure of a step; that it cannot be counted as well ends no agent.
         with contextlib.suppress(Failure):
             files.write_atomic(self._counters, json.dumps(counts).encode())
+
+
+def _told(facts: Facts, decision: Decision) -> Status:
+    """What people are shown of a decision."""
+    desired, current, update = facts.desired, facts.current, facts.update
+    failed, confirmed = facts.journal.failed, facts.journal.confirmed
+    return Status(
+        state=_state(facts, decision).value,
+        step=decision.step.value,
+        why=decision.why,
+        at=time.time(),
+        current=current.name if current else "",
+        desired=desired.config.name if desired else "",
+        update=update.name if update else "",
+        os_image=current.os_image if current else "",
+        digest=_digest(facts),
+        target_digest=update.digest if update else "",
+        release_image=desired.release_image if desired else "",
+        overridden_by=desired.overridden_by if desired else "",
+        hold=facts.observation.hold if decision.step is Step.HOLD else "",
+        failed=str(failed) if failed else "",
+        failed_config=failed.name if failed else "",
+        failed_digest=failed.digest if failed else "",
+        failed_at=failed.at if failed else 0,
+        health=facts.observation.health.value if _arrived(facts) else "",
+        stood_back=bool(facts.observation.stood_back),
+        confirmed=confirmed.name if confirmed else "",
+        confirmed_at=confirmed.at if confirmed else 0,
+        warnings=_warnings(facts),
+        host=facts.versions.texts(),
+    )
 
 
 def _state(facts: Facts, decision: Decision) -> State:

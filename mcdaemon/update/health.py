@@ -133,7 +133,7 @@ class Checks:
     api_may_be_away: bool = False
 
     @property
-    def any(self) -> bool:
+    def exist(self) -> bool:
         """Whether there is something that needs time to show that it is stable."""
         return bool(self.units) or self.kubelet is not None or self.scripts.present()
 
