@@ -286,6 +286,7 @@ def test_an_alien_journal_is_reported_and_nothing_is_written(node: Node, content
     node.journal.write_bytes(content)
     outcome = node.early()
     assert outcome.action is Early.NOTHING and "cannot use the journal" in outcome.why
+    assert node.journal.read_bytes() == content, "the agent has to learn of it as well"
     assert is_old(node)
 
 
