@@ -238,7 +238,8 @@ class Observer:
             plan = self._same_base(plan, facts)  # settled when it began: the base does not change
         if booted is not None and plan.image and Reference.parse(plan.image).digest == (booted.digest or "unknown"):
             plan = self._same_base(plan, facts)  # another name for what is booted; nobody has to be asked
-        if facts.pending or (update is not None and facts.staged is not None and update.staged == facts.staged.name):
+        there = (facts.pending, facts.staged.name if facts.staged is not None else "")
+        if update is not None and update.staged and update.staged in there:
             # Staged and verified: no image is read any more, and nothing is staged.
             return plan, self._look_at_age(plan, facts, _description(facts.deployments))
         if facts.held is None:

@@ -245,7 +245,7 @@ def test_a_torn_or_alien_journal_is_reported_and_left_for_the_agent(
     run(settings, "retry")
     said = capsys.readouterr().err
     assert f"cannot use the journal {journal_of(settings)}" in said
-    assert journal_of(settings).read_bytes() == content
+    assert journal_of(settings).read_bytes() == content, "who moves it away is the only one who learns of it"
 
 
 # -- on a machine that is none ----------------------------------------------------------------------------------------

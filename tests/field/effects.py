@@ -7,6 +7,7 @@ model says, in its order, and each changes what the model says and nothing else.
 
 from __future__ import annotations
 
+import functools
 import json
 import select
 import subprocess
@@ -283,16 +284,15 @@ def of_node(node: Node) -> dict[str, Any]:
         record.update({name: bool(u[name]) for name in _NAMED})
         boots = {"": "", machine.boot_id: "now"}
         record.update({name: boots.get(u[name], "before") for name in ("armed", "finalizing")})
-    deployments = machine.deployments()
-    booted = next(d for d in deployments if d.booted)
+    booted = _booted(node, machine.boot_id)
     entries = sorted(machine.sysroot.entries(), key=lambda entry: -entry.version)
     locked = machine.exists("/run/ostree/staged-deployment-locked")
     return {
         "journal": record,
         "failed": found["failed"] is not None,
-        "booted is default": entries[0].deployment == booted.name,
+        "booted is default": entries[0].deployment == booted,
         "roots": [root for root in (_root(node, entry.deployment) for entry in entries) if root],
-        "staged": None if not any(d.staged for d in deployments) else "locked" if locked else "unlocked",
+        "staged": None if not machine.exists("/run/ostree/staged-deployment") else "locked" if locked else "unlocked",
         "shared": _files(machine.root / "var/usrlocal/bin", "tool", "only-new"),
         "payload": _shelved(node, "payload"),
         "undo": _shelved(node, "undo"),
@@ -321,8 +321,13 @@ def _files(folder: Any, changed: str, added: str) -> str:
 
 
 def _shelved(node: Node, shelf: str) -> bool:
-    found = node.machine.run(["find", f"{STATE}/{shelf}", "-name", "payload.json"], check=False).stdout
-    return bool(found.strip())
+    return any((node.machine.root / STATE.lstrip("/") / shelf).glob("*/payload.json"))
+
+
+@functools.cache
+def _booted(node: Node, _boot_id: str) -> str:
+    """Asked once in each boot, because it takes a process."""
+    return node.machine.booted().name
 
 
 def early_by_hand(node: Node) -> None:

@@ -45,6 +45,7 @@ def node(aged: Aged) -> Node:
     return made
 
 
+@pytest.mark.slow
 def test_an_update_of_files_has_the_effects_of_the_model(node: Node) -> None:
     with walking(node, FILES, desiring_new(FILES)) as walk:
         walk.until("reboot")
@@ -72,6 +73,7 @@ def test_dropping_a_committed_update_has_the_effects_of_the_model(node: Node) ->
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_way_back_has_the_effects_of_the_model(node: Node) -> None:
     node.machine.write(CHECK, '#!/bin/sh\ntest "$(cat /etc/app.conf)" = old\n', 0o755)
     with walking(node, FILES, desiring_new(FILES)) as walk:
@@ -167,6 +169,7 @@ def local_image(make_node: MakeNode, push: Push) -> Node:
     return node
 
 
+@pytest.mark.slow
 def test_another_os_that_lies_on_the_node_has_the_effects_of_the_model(make_node: MakeNode, push: Push) -> None:
     node = local_image(make_node, push)
     with walking(node, OS, desiring_new(OS)) as walk:
@@ -177,6 +180,7 @@ def test_another_os_that_lies_on_the_node_has_the_effects_of_the_model(make_node
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_hold_that_no_record_knows_goes_at_the_start(make_node: MakeNode, push: Push) -> None:
     node = local_image(make_node, push)
     with walking(node, OS, desiring_new(OS)) as walk:

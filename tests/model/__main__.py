@@ -9,7 +9,8 @@ from mcdaemon.decide import decide
 from tests.model.explore import explore
 from tests.model.node import KINDS
 
-FAULTS = 4
+FAULTS = 3
+"""Disturbances in one history, as many as `make model` takes. Each more is five times the states."""
 
 
 def main(arguments: list[str]) -> int:

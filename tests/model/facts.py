@@ -95,7 +95,8 @@ def _hold(kind: Kind, node: Node) -> str:
         return "the desired config cannot be used"
     if node.desired == NOTHING or (update is not None and update.desired != node.desired):
         return ""
-    if node.pending or (update is not None and node.staged is not None and update.staged == node.staged.name):
+    there = (node.pending, node.staged.name if node.staged is not None else "")
+    if update is not None and update.staged and update.staged in there:
         return "it is not due again" if node.held else ""  # no image is read any more
     if kind.os and not node.images:
         return "the image is complete nowhere"

@@ -43,7 +43,8 @@ def _states(kind: Kind, node: Node) -> Iterator[str]:
                 yield "the /etc of the old deployment was changed by an update that reboots"
         in_service = node.agent == UP and node.task is None and node.booted == SOURCE and not node.out
         # Who boots the old entry by hand, and whose early unit is killed, has them until the agent's first step.
-        by_hand = node.update is not None and (node.update.applied or node.update.armed == BEFORE)
+        u = node.update
+        by_hand = u is not None and (u.applied or u.armed == BEFORE or not u.desired)
         if in_service and node.shared != OLD and not by_hand:
             yield "a node in service runs on the shared files of another config"
     if node.torn:

@@ -12,7 +12,7 @@ from tests.model.guards import Guard, counterexample, guards, without
 from tests.model.node import KINDS, Kind
 
 FEW, MANY = 2, 3
-"""Disturbances in one history; `make model` takes four."""
+"""Disturbances in one history."""
 
 DEEP = 3
 """Disturbances without which the guards of the rarest states are not missed."""

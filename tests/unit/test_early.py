@@ -309,7 +309,8 @@ def test_an_alien_journal_is_reported_and_left_for_the_agent_who_puts_right_what
     node.journal.write_bytes(content)
     outcome = node.early()
     assert outcome.action is Early.NOTHING and "cannot use the journal" in outcome.why
-    assert is_old(node) and node.journal.read_bytes() == content
+    assert node.journal.read_bytes() == content, "the agent has to learn of it as well"
+    assert is_old(node)
 
 
 def test_no_journal_is_nothing_to_do(node: Node) -> None:
