@@ -10,7 +10,8 @@ from tests.crash.spread import ground, ready
 
 __all__ = ["ground", "ready"]
 
-pytestmark = pytest.mark.stand
+# The first share of a scenario makes its disk and sees how it ends unkilled: four nodes from the first boot to the last.
+pytestmark = [pytest.mark.stand, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("ready", ["staged", "rollback", "wayback"], indirect=True)
