@@ -269,6 +269,7 @@ def test_a_mask_replaces_the_unit_file_and_goes_again(root: Root) -> None:
 
 
 def test_an_alias_of_the_image_enables_what_stands_behind_it(root: Root) -> None:
+    """TXN-13: unit files are looked at, not what systemd has loaded."""
     lay_down(root, {"usr/broker.service": WANTED + "Alias=bus.service\n"})
     (root.path / "usr/lib/systemd/system/bus.service").symlink_to("broker.service")
     systemctl(root, "enable", "bus.service")

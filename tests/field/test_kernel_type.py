@@ -54,6 +54,7 @@ def kernels(node: Node) -> set[str]:
 def test_a_realtime_kernel_comes_in_one_transaction_and_goes_again(
     on_packages: tuple[Node, str], push: Push, tmp_path: Path
 ) -> None:
+    """TXN-37: overrides are put back in the transaction that changes the base."""
     node, image = on_packages
     extensions = push(extensions_image(realtime(tmp_path)), "extensions:rt")
     boots, boot_id = node.boots, node.machine.boot_id

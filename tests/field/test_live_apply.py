@@ -90,6 +90,7 @@ def test_a_path_that_disturbs_nobody_is_written_without_any_action(node: Node) -
 
 
 def test_a_reload_that_fails_undoes_everything(node: Node) -> None:
+    """TXN-11: the end of the job is waited for, and its result counts."""
     before = fingerprint(node)
     node.desire(first=changed(BAD))
     assert tick(node) == 3

@@ -145,7 +145,7 @@ def test_a_deployment_that_is_locked_again_in_the_last_moment_is_tried_again(nod
 
 @pytest.mark.parametrize("unlocked", [False, True])
 def test_a_shutdown_that_cannot_finalize_is_told_with_the_words_of_ostree(node: Node, unlocked: bool) -> None:
-    """STATE-21: somebody reboots; the old deployment comes back; the trace in /boot is gone soon, its text is not."""
+    """STATE-21, TXN-42: somebody reboots; the old one comes back; the trace in /boot goes soon, its text does not."""
     stop_after(node, "drain")
     if unlocked:
         unlock(node)

@@ -178,6 +178,7 @@ def test_an_extension_comes_and_goes_without_a_read_of_the_base(
 def test_a_change_of_everything_takes_one_reboot_and_two_transactions(
     make_node: MakeNode, push: Push, extensions: str
 ) -> None:
+    """STATE-20: the image that was booted is read and compared, and the node rests."""
     node = make_node()
     settle(node, first=machine_config("50-a", files=FILES))
     target = push(next_image("417.94.21"), "os:v21")
@@ -242,6 +243,7 @@ def test_nothing_is_pulled_and_no_transaction_runs_between_drain_and_reboot(
 def test_a_second_config_for_the_same_image_under_another_name_changes_no_base(
     node: Node, base: str, registry: Registry
 ) -> None:
+    """TXN-08: what is booted already is no change."""
     digest = base.partition("@")[2]
     boot = node.machine.boot_id
     settle(node, first=machine_config("50-a", files=FILES, os_image=f"{registry.host}/os:v1"))

@@ -163,6 +163,7 @@ def test_a_member_that_must_be_there_is_missed(field: str) -> None:
 
 
 def test_a_member_of_another_version_is_named() -> None:
+    """STATE-25, for what this agent itself has written."""
     assert "/journal/update/soft_reboot: not a member of this format" in refused(signed(members(soft_reboot=True)))
 
 

@@ -45,6 +45,7 @@ def test_H9_fips_cannot_be_flipped(old: bool, new: bool, node: Optional[bool]) -
 
 @pytest.mark.parametrize("old", [None, {"fips": True}])
 def test_fips_has_to_be_what_the_node_booted_with(old: Any) -> None:
+    """STATE-17."""
     error = refusal(old, {"fips": True}, Facts(fips=False))
     assert error.field == "/spec/fips" and "reinstall" in error.hint
     assert refusal(None, {}, Facts(fips=True)).field == "/spec/fips"
