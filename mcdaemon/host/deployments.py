@@ -113,9 +113,12 @@ class Machine:
             ) from error
 
     def root_of(self, name: str) -> Root:
-        """The tree of a deployment, and the /var that it shares with the others."""
+        """The tree of a deployment, and the /var that it shares with the others: the stateroot's, unless another file
+        system is mounted there."""
         osname, _booted = self.booted()
-        return Root.of_deployment(self.sysroot, osname, name)
+        root = Root.of_deployment(self.sysroot, osname, name)
+        mounted = self.top / "var"
+        return Root(root.path, mounted) if os.path.ismount(mounted) else root
 
     def origin_of(self, name: str) -> str:
         """The container image reference in a deployment's origin file, "" when it has none."""

@@ -47,7 +47,7 @@ def ids() -> list[str]:
     return [f"{group}-{number:02d}" for group, numbers in GROUPS.items() for number in numbers]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def named() -> dict[str, list[str]]:
     """Tests (file::name) by the case that their docstring, or their module's, names."""
     found: dict[str, list[str]] = {}
