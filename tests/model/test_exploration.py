@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -18,23 +19,29 @@ DEEP = 3
 """Disturbances without which the guards of the rarest states are not missed."""
 
 
-def all_is_well(found: Exploration) -> None:
-    print(f"{found.kind.name}: {found.states} states, {found.transitions} transitions")
+Record = Callable[[str, object], None]
+
+
+def all_is_well(found: Exploration, faults: int, record: Record) -> None:
+    counts = f"{found.states} states, {found.transitions} transitions"
+    record("numbers", f"model, {found.kind.name}, up to {faults} disturbances: {counts}")
     assert not found.wrong, found.text()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_no_two_disturbances_lead_to_a_forbidden_state_or_keep_a_node_from_rest(kind: Kind) -> None:
+def test_no_two_disturbances_lead_to_a_forbidden_state_or_keep_a_node_from_rest(
+    kind: Kind, record_property: Record
+) -> None:
     found = explore(kind, decide, FEW)
-    all_is_well(found)
+    all_is_well(found, FEW, record_property)
     assert found.states > 1_000 and found.transitions > found.states
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_no_three_disturbances_do_either(kind: Kind) -> None:
-    all_is_well(explore(kind, decide, MANY))
+def test_no_three_disturbances_do_either(kind: Kind, record_property: Record) -> None:
+    all_is_well(explore(kind, decide, MANY), MANY, record_property)
 
 
 def test_every_step_of_the_policy_is_taken_by_the_model() -> None:
