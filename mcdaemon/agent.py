@@ -64,6 +64,7 @@ class Agent:
         if self._held is not None and time.monotonic() >= self._next:
             self._held = None
         try:
+            self._mend()
             self._performer.retry_if_asked()
             facts = self._observer.observe(self._held)
         except Failure as error:
@@ -82,6 +83,13 @@ class Agent:
         self._say(f"{decision.step.value}: {decision.why}", _level(decision))
         self._perform(decision, facts)
         return decision
+
+    def _mend(self) -> None:
+        """A journal can be damaged at any time, by a disk or by hand."""
+        alien = self._performer.mend()
+        if alien:
+            self._observer.alien = alien
+            log.error(alien)
 
     def _perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step; a failure puts the next round off, but a target that proved impossible is dropped at once."""

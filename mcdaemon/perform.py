@@ -74,15 +74,10 @@ class Performer:
     def sweep(self) -> str:
         """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository.
 
-        Returns the sentence about a journal that could not be used: who loads it first is the only one who learns.
+        Returns the sentence about a journal that could not be used: who mends it is the only one who learns.
         """
-        context = self._context
-        record, alien = journal.load(context.journal)
-        update = record.update
-        if alien:
-            _osname, booted = context.machine.booted()
-            update = lost.stand_in(context.payloads, context.undo, context.root, booted, alien)
-            self._store(dataclasses.replace(record, update=update))
+        context, alien = self._context, self.mend()
+        update = self._record().update
         known = {update.id} if update is not None else set()
         for shelf in (context.payloads, context.undo):
             for identity in shelf.identities():
@@ -102,6 +97,20 @@ class Performer:
             # A node without podman has none; otherwise the next start looks again.
             log.info("%s", error)
         return alien
+
+    def mend(self) -> str:
+        """Replace a journal that cannot be used by one whose update stands in for what was in flight, in one stroke.
+
+        Returns the sentence about it, "" for one that is in order.
+        """
+        context = self._context
+        _record, alien = journal.load(context.journal)
+        if not alien:
+            return ""
+        told = f"{alien}; it is kept as {journal.keep_aside(context.journal)}"
+        _osname, booted = context.machine.booted()
+        self._store(Journal(update=lost.stand_in(context.payloads, context.undo, context.root, booted, told)))
+        return told
 
     def retry_if_asked(self) -> None:
         """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
@@ -171,7 +180,9 @@ class Performer:
     # -- the journal ------------------------------------------------------------------------------------------------
 
     def _record(self) -> Journal:
-        record, _alien = journal.load(self._context.journal)
+        record, alien = journal.load(self._context.journal)
+        if alien:
+            raise Transient(alien, "the next round puts right what was in flight")
         return record
 
     def _store(self, record: Journal) -> None:
@@ -405,7 +416,10 @@ class Performer:
 
     def _finalization_failed(self, update: Update, error: Failure) -> NoReturn:
         """The node goes back to work at once; what passes (a file that came and went, TXN-34) gets another try, what
-        stays is told by the next verification, or ends here (TXN-31). No reboot comes of it."""
+        stays is told by the next verification, or ends here (TXN-31). No reboot comes of it: what may be left staged is
+        locked again, for it is not known as verified any more, and nobody would complete it."""
+        if self._context.machine.staged() is not None:
+            self._context.machine.lock()
         self._back_to_work(update)
         self._note(staged="")
         if update.finalizations >= _MOST_FINALIZATIONS:
