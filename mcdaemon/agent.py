@@ -27,6 +27,7 @@ from mcdaemon.perform import TARGET_FAILED, Performer
 from mcdaemon.report.notify import Notifier, watchdog_interval
 from mcdaemon.reporter import Reporter
 from mcdaemon.retry import Backoff
+from mcdaemon.update import journal
 
 log = logging.getLogger("mcdaemon")
 
@@ -85,11 +86,10 @@ class Agent:
         return decision
 
     def _mend(self) -> None:
-        """A journal can be damaged at any time, by a disk or by hand."""
-        alien = self._performer.mend()
-        if alien:
-            self._observer.alien = alien
-            log.error(alien)
+        """A journal can be damaged at any time, by a disk or by hand: as at the start, what was in flight is told by
+        what it left."""
+        if journal.load(self._context.journal)[1]:
+            self._sweep()
 
     def _perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step; a failure puts the next round off, but a target that proved impossible is dropped at once."""
@@ -195,9 +195,13 @@ class Agent:
     def _prepare(self) -> None:
         process.on_wait(self._notifier.watchdog)
         make_places(self._context)
-        self._observer.alien = self._performer.sweep()
-        if self._observer.alien:
-            log.error(self._observer.alien)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        alien = self._performer.sweep()
+        if alien:
+            self._observer.alien = alien
+            log.error(alien)
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class Performer:
 
         Returns the sentence about a journal that could not be used: who mends it is the only one who learns.
         """
-        context, alien = self._context, self.mend()
+        context, alien = self._context, self._mend()
         update = self._record().update
         known = {update.id} if update is not None else set()
         for shelf in (context.payloads, context.undo):
@@ -98,7 +98,7 @@ class Performer:
             log.info("%s", error)
         return alien
 
-    def mend(self) -> str:
+    def _mend(self) -> str:
         """Replace a journal that cannot be used by one whose update stands in for what was in flight, in one stroke.
 
         Returns the sentence about it, "" for one that is in order.
@@ -438,15 +438,16 @@ class Performer:
             return ()
         return merge.late_changes(before, merge.snapshot(self._context.root.path / "etc"))
 
-    def _bar_the_stage(self, facts: Facts) -> None:
+    def _bar_the_stage(self) -> None:
         """What another client staged on top of ours would be finalized by the shutdown, and boot in its place, without
         our files (TXN-36, TXN-43). Locked, it goes with the reboot."""
-        if facts.staged is not None and not facts.staged.locked:
-            log.warning("another client has staged %s on top of this update; it is locked", facts.staged.name)
+        staged = self._context.machine.staged()
+        if staged is not None and not staged.locked:
+            log.warning("another client has staged %s on top of this update; it is locked", staged.name)
             self._context.machine.lock()
 
     def _commit_files(self, facts: Facts, _decision: Decision) -> None:
-        self._bar_the_stage(facts)
+        self._bar_the_stage()
         update, context = _update(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         commit.remember(load, context.undo, root, root.shared)
@@ -472,7 +473,7 @@ class Performer:
 
         An armed journal without our asking is the work of an agent that died in between: ask, twice does no harm.
         """
-        self._bar_the_stage(facts)
+        self._bar_the_stage()
         patience = self._context.settings.reboot.timeout_seconds
         if self._asked is not None and time.monotonic() - self._asked < patience:
             return
@@ -522,6 +523,8 @@ class Performer:
             self._run_scripts(greenboot.GREEN)
 
     def _roll_back(self, facts: Facts, decision: Decision) -> None:
+        """The files outside /etc stay until the old deployment runs, where the early unit puts them back: whatever else
+        may boot was made from this one, and carries the same config."""
         update, context = _update(facts), self._context
         if not update.rolled_back:
             changed = dataclasses.replace(update, rolled_back=True, failure=f"{update.name}: {decision.why}")
@@ -529,7 +532,7 @@ class Performer:
             self._store(dataclasses.replace(self._record(), update=changed, failed=failed))
             self._run_scripts(greenboot.RED)
         rollback.to_source(context.machine, context.rpmostree, update.source)
-        commit.take_back(update.id, context.undo, context.root)
+        self._bar_the_stage()
         self._ask_for_reboot()
 
     def _discard(self, facts: Facts, decision: Decision) -> None:
@@ -542,7 +545,9 @@ class Performer:
                 update.id, facts.current, context.policy, context.root, context.payloads, context.undo, context.systemd
             )
         else:
-            commit.take_back(update.id, context.undo, context.root)
+            # What somebody else has made of the booted target carries its config, and the files fit that.
+            if facts.current is None or facts.current.identity != update.desired:
+                commit.take_back(update.id, context.undo, context.root)
             self._clear_lost_stage(facts, update)
         self._back_to_work(update)
         record = self._record()

@@ -16,7 +16,7 @@ from mcdaemon.errors import Broken
 from mcdaemon.host import boot
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.root import Root
-from mcdaemon.update import commit, journal, verify
+from mcdaemon.update import commit, journal, lost, verify
 from mcdaemon.update.journal import FailedTarget, Journal, Update
 from mcdaemon.update.payload import Payload, Shelf
 
@@ -42,15 +42,19 @@ class Outcome:
     reboot: bool = False
 
 
-def decide(update: Optional[Update], booted: str, complete: bool, untouched: bool = True) -> tuple[Early, str]:
-    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: ... what
-    the undo record of a live change says, if there is one."""
+def decide(
+    update: Optional[Update], booted: str, complete: bool, untouched: bool = True, carries: bool = False
+) -> tuple[Early, str]:
+    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: ... of what
+    the undo record of a live change holds, if there is one. `carries`: it says that it carries the target's config."""
     if update is not None and update.live and not update.applied and not untouched:
         return Early.PUT_BACK, "a change without a reboot was interrupted while it was written"
     if update is None or update.live:
         return Early.NOTHING, "no update that reboots is in flight"
     if not update.staged or (booted != update.staged and not update.finalizing):
         return Early.NOTHING, "the update in flight was not finalized"
+    if booted != update.staged and carries:
+        return Early.NOTHING, "somebody else's deployment is booted, made from the target: the files fit it"
     if booted != update.staged:
         return Early.PUT_BACK, "the old deployment is booted"
     # Finalized by us, or by a shutdown after somebody else had unlocked it: verified it was, or it had no name here.
@@ -78,7 +82,7 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         return _settle_live(record, update, booted, root, path, undo)
     load = _payload(payloads, update.id)
     complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
-    action, why = decide(update, booted, complete)
+    action, why = decide(update, booted, complete, carries=lost.carried(root) == update.desired)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.
         changed = dataclasses.replace(

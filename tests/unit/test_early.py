@@ -76,6 +76,14 @@ def test_only_the_incomplete_target_is_completed_and_never_more_often_than_said(
             assert update is not None and update.repairs < MOST_REPAIRS and not update.rolled_back
 
 
+def test_what_somebody_else_has_made_of_the_target_keeps_the_targets_files() -> None:
+    """They staged a package onto the booted target and rebooted before it was confirmed."""
+    for update, booted, complete, action in everything():
+        found = decide(update, booted, complete, carries=True)[0]
+        other = update is not None and booted != update.staged
+        assert found is (Early.NOTHING if other else action)
+
+
 def test_any_other_deployment_gets_its_shared_files_back() -> None:
     for update, booted, _complete, action in everything():
         if update is not None and not update.live and update.finalizing and booted != update.staged:
