@@ -157,7 +157,7 @@ def decide(o: Observation) -> Decision:
 
     if o.booted is Booted.OTHER:
         return Decision(Step.DISCARD, "another deployment was booted than that of before the update and its target")
-    if u.came_back or u.applied:
+    if u.came_back:
         return Decision(Step.DISCARD, "the old deployment was booted instead of the target", remember=True)
     if u.rebooting and o.pending:
         return Decision(Step.REBOOT, "the reboot was asked for; waiting for it")

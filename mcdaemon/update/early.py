@@ -45,9 +45,9 @@ class Outcome:
 def decide(
     update: Optional[Update], booted: str, complete: bool, untouched: bool = True, carries: bool = False
 ) -> tuple[Early, str]:
-    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: ... of what
-    the undo record of a live change holds, if there is one. `carries`: it says that it has the target's config, and
-    some of that was written."""
+    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: it holds
+    all of what the undo record of a live change says, if there is one. `carries`: it says that it has the target's
+    config, and some of that was written."""
     if update is not None and update.live and not update.applied and not untouched:
         return Early.PUT_BACK, "a change without a reboot was interrupted while it was written"
     if update is None or update.live:

@@ -97,10 +97,11 @@ class Update:
 
     def _came_back(self, boot_id: str, pending: str) -> bool:
         """Seen from the old root: this boot should have entered the target. The reboot was asked for, or what is the
-        default was passed over, by a person in front of the boot menu or by a boot loader that counts its attempts.
+        default was passed over, by a person in front of the boot menu or by a boot loader that counts its attempts; or
+        it was left after it had been validated.
         """
         passed_over = bool(pending) and pending == self.staged and self.finalizing not in ("", boot_id)
-        return self.armed not in ("", boot_id) or passed_over
+        return self.armed not in ("", boot_id) or passed_over or self.applied
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ while True:
 
 
 def test_a_power_cut_in_the_middle_of_a_live_change_shows_no_unit_the_mixture(aged: Aged) -> None:
-    """It is put back from what was kept before the first write, and what PID 1 has read of it meanwhile is read anew."""
+    """It is put back from what was kept before the first write, and what PID 1 has read meanwhile is read anew."""
     node = aged(config("old"), settings=f"disruption: {{policy_file: {POLICY}}}\n")
     paths = ("/etc/app.conf", "/usr/local/bin/tool", "/usr/local/bin/workload")
     node.machine.write(POLICY, json.dumps({"files": [{"path": path, "actions": [{"type": "None"}]} for path in paths]}))

@@ -159,7 +159,7 @@ def test_a_finalization_that_fails_has_the_effects_of_the_model(node: Node) -> N
         walk.begin()
         assert (walk.effect(), walk.effect()) == (E.NOTE_FINALIZING, E.UNLOCK)
         before = len(walk.seen)
-        walk.abstract = next(after for what, after in steps.faults(FILES, walk.abstract) if what == "finalize: it fails")
+        walk.abstract = dict(steps.faults(FILES, walk.abstract))["finalize: it fails"]
         walk.effects()
         assert walk.seen[before:] == [E.NOTE_RETURNING, E.UNDRAIN, E.NOTE_BACK, E.NOTE_UNVERIFIED]
 

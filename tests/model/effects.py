@@ -134,10 +134,11 @@ def _note_rolled_back(kind: Kind, node: Node) -> Node:
 
 
 def _note_confirmed(kind: Kind, node: Node) -> Node:
-    failed, confirmed = ("", (_update(node).desired, node.booted))
-    if _task(node).remember:
-        failed, confirmed = node.failed, node.confirmed
-    return node._replace(update=None, failed=failed, confirmed=confirmed, blame=False, chosen=False)
+    node = node._replace(update=None, blame=False, chosen=False) if _task(node).remember else node
+    if node.update is None:
+        return node
+    confirmed = (node.update.desired, node.booted)
+    return node._replace(update=None, failed="", confirmed=confirmed, blame=False, chosen=False)
 
 
 def _note_discarded(kind: Kind, node: Node) -> Node:

@@ -45,7 +45,8 @@ def in_state(kind: Kind, node: Node) -> Optional[str]:
 def _states(kind: Kind, node: Node) -> Iterator[str]:
     if kind.reboot:
         for entry in node.entries:
-            if entry.name == SOURCE and not _made_of_half_a_target(entry) and (entry.says != OLD or entry.files not in (OLD, EDITED)):
+            changed = entry.says != OLD or entry.files not in (OLD, EDITED)
+            if entry.name == SOURCE and changed and not _made_of_half_a_target(entry):
                 yield "the /etc of the old deployment was changed by an update that reboots"
         in_service = node.agent == UP and node.task is None and node.booted == SOURCE and not node.out
         # Who boots the old entry by hand, and whose early unit is killed, has them until the agent's first step.
@@ -122,6 +123,8 @@ def _decisions(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator[
         waits_for_reboot = d.step is Step.REBOOT and node.pending and u.armed
         if node.desired != u.desired and not waits_for_reboot and not arrived(node) and node.desired != UNREADABLE:
             yield f"goes on with a superseded update: {d.step.value}"
+        if not u.live and node.booted not in (u.source, u.staged):
+            yield "goes on from another deployment than the update began on"
         if node.failed == u.desired:
             yield "a target that failed is tried again"
     if d.step in _WAITING and node.out and not arrived(node):

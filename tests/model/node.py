@@ -169,9 +169,7 @@ def start(kind: Kind) -> Node:
 
 def with_root(node: Node, name: str, says: str, files: str) -> Node:
     """The node with other files in one of its deployments."""
-    entries = tuple(
-        entry._replace(says=says, files=files) if entry.name == name else entry for entry in node.entries
-    )
+    entries = tuple(entry._replace(says=says, files=files) if entry.name == name else entry for entry in node.entries)
     return node._replace(entries=entries)
 
 

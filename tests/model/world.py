@@ -232,9 +232,7 @@ def normal(node: Node) -> Node:
     if kept and node.confirmed is not None:
         config, there = node.confirmed
         confirmed = (config, SOURCE if there == node.booted else FORMER)
-        entries = tuple(
-            entry._replace(name=SOURCE if entry.name == node.booted else FORMER) for entry in node.entries
-        )
+        entries = tuple(entry._replace(name=SOURCE if entry.name == node.booted else FORMER) for entry in node.entries)
         node = node._replace(entries=entries, booted=SOURCE, confirmed=confirmed, health=PENDING)
     else:
         root = node.root._replace(name=SOURCE)

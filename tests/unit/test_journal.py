@@ -333,6 +333,7 @@ def test_a_reboot_that_was_asked_for_is_told_from_one_that_came(armed: str, rebo
         ({"finalizing": "boot-2"}, "t", False),
         ({"finalizing": "boot-1"}, "t", True),
         ({"finalizing": "boot-1"}, "", False),
+        ({"finalizing": "boot-1", "applied": True}, "", True),
         ({"finalizing": "boot-1"}, "another", False),
         ({"finalizing": "boot-1", "staged": ""}, "", False),
         ({"armed": "boot-2", "finalizing": "boot-2"}, "t", False),
