@@ -16,8 +16,8 @@ from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Staged, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host import authfile, files, greenboot, otheragents, packages, process
+from mcdaemon.host.finished import LOCAL_TROUBLE, NOT_UNDERSTOOD
 from mcdaemon.host.namespace import with_writable
-from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
 from mcdaemon.image.reference import Transport
 from mcdaemon.image.resolve import Source
 from mcdaemon.machineconfig import kernelargs

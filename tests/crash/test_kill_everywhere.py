@@ -10,7 +10,7 @@ from tests.crash.spread import ground, ready
 
 __all__ = ["ground", "ready"]
 
-# The first share of a scenario makes its disk and sees how it ends unkilled: four nodes from first boot to last.
+# The first share of a scenario makes its disk and sees how it ends unkilled: four nodes, from first boot to rest.
 pytestmark = [pytest.mark.stand, pytest.mark.timeout(240)]
 
 
