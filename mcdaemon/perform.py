@@ -597,6 +597,7 @@ class Performer:
         """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
+        self._etc_before.unlink(missing_ok=True)
         self._context.images.trust_storage()
         self._context.images.forget()
         self._release(update)

@@ -33,6 +33,8 @@ START_TIMEOUT = 300.0
 REGISTER_ATTEMPTS = 5
 CANCEL_GRACE = 60.0
 """Seconds that a cancelled transaction gets to end (row 5); less where silence counts as a hang much sooner."""
+HUNG = "hung"
+"""Code of a transaction that neither worked nor could be cancelled."""
 
 
 @dataclass(frozen=True)
