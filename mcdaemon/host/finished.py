@@ -53,7 +53,7 @@ _TARGET = re.compile(
     "|Forbidden base package|Package .* not found|Multiple subdirectories found|Override already exists"
     "|No overrides for package|LockLayering=|unconfigured-state|ostree.bootable label|Image has architecture"
     "|refusing usage|rejected by policy|signature was required|Sanity-checking final rootfs|No enabled repositories"
-    "|Old and new refs are equal|While checking against deployment timestamp"
+    "|Old and new refs are equal|While checking against deployment timestamp|Failed to find kernel"
 )
 """The target's own fault, whatever the node does (rows 13 to 31, 56 to 59)."""
 

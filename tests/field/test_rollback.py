@@ -502,7 +502,7 @@ def test_a_node_is_taken_back_to_work_until_that_is_acknowledged_after_a_good_ve
     for _round in range(2):
         assert tick(node) == 3
         found = journal(node)["update"]
-        assert found is not None and found["drained"] and status(node)["state"] == "Working"
+        assert found is not None and found["draining"] and status(node)["state"] == "Working"
         assert "cannot take the node back to work" in status(node)["error"]
     node.machine.write(CHECK, '#!/bin/sh\ntest "$(cat /etc/app.conf)" = old\n', 0o755)
     for _round in range(4):  # beyond the deadline of the gate: what would be BAD now was GOOD before
@@ -520,7 +520,7 @@ def test_a_power_cut_while_the_way_back_to_work_is_barred_forgets_nothing(aged: 
     assert tick(node) == 3
     node.machine.power_cut()
     node.machine.boot()
-    assert tick(node) == 3 and journal(node)["update"]["drained"]
+    assert tick(node) == 3 and journal(node)["update"]["draining"]
     node.machine.write("/run/api", "")
     assert tick(node) == 0
     rests_on(node, "50-new")
@@ -532,11 +532,11 @@ def test_a_node_whose_update_is_discarded_is_taken_back_to_work_until_that_is_ac
     node.desire(first=NEW)
     assert tick(node) == 3
     found = journal(node)["update"]
-    assert found["armed"] == "" and found["drained"], "a reboot that was refused is not waited for"
+    assert found["armed"] == "" and found["draining"], "a reboot that was refused is not waited for"
     node.desire(first=OLD)
     for _round in range(2):
         assert tick(node) == 3
-        assert journal(node)["update"]["drained"] and "back to work" in status(node)["error"]
+        assert journal(node)["update"]["draining"] and "back to work" in status(node)["error"]
     node.machine.write("/run/api", "")
     assert tick(node) == 0
     rests_on(node, "50-old")
