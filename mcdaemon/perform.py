@@ -92,6 +92,8 @@ class Performer:
             log.warning("ostree could not finalize %s at the last shutdown: %s", update.name, update.unfinalized)
             self._note(unfinalized="")
         files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
+        if update is None:
+            self._etc_before.unlink(missing_ok=True)
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
