@@ -27,7 +27,7 @@ from mcdaemon.perform import TARGET_FAILED, Performer
 from mcdaemon.report.notify import Notifier, watchdog_interval
 from mcdaemon.reporter import Reporter
 from mcdaemon.retry import Backoff
-from mcdaemon.update import early
+from mcdaemon.update import early, journal
 from mcdaemon.update.early import Outcome
 
 log = logging.getLogger("mcdaemon")
@@ -66,6 +66,7 @@ class Agent:
         if self._held is not None and time.monotonic() >= self._next:
             self._held = None
         try:
+            self._mend()
             self._performer.retry_if_asked()
             facts = self._observer.observe(self._held)
         except Failure as error:
@@ -84,6 +85,12 @@ class Agent:
         self._say(f"{decision.step.value}: {decision.why}", _level(decision))
         self._perform(decision, facts)
         return decision
+
+    def _mend(self) -> None:
+        """A journal can be damaged at any time, by a disk or by hand: as at the start, what was in flight is told by
+        what it left."""
+        if journal.load(self._context.journal)[1]:
+            self._sweep()
 
     def _perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step; a failure puts the next round off, but a target that proved impossible is dropped at once."""
@@ -190,9 +197,13 @@ class Agent:
         process.on_wait(self._notifier.watchdog)
         make_places(self._context)
         self._settle()
-        self._observer.alien = self._performer.sweep()
-        if self._observer.alien:
-            log.error(self._observer.alien)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        alien = self._performer.sweep()
+        if alien:
+            self._observer.alien = alien
+            log.error(alien)
 
     def _settle(self) -> None:
         """The early unit may have been killed, or be switched off: what it had to do is done now, and the reboot that

@@ -193,7 +193,7 @@ def _status(arguments: argparse.Namespace) -> int:
             "mcdaemon: no round was made since this boot; start mcdaemon.service or use `mcdaemon run --once`",
             file=sys.stderr,
         )
-        record, alien = journal.load(_context(arguments).journal, set_aside=False)
+        record, alien = journal.load(_context(arguments).journal)
         if alien:
             print(f"  {alien}", file=sys.stderr)
         if record.update is not None:
@@ -253,7 +253,7 @@ def _retry(arguments: argparse.Namespace) -> int:
     _require_root()
     context = _context(arguments)
     make_places(context)
-    record, alien = journal.load(context.journal, set_aside=False)
+    record, alien = journal.load(context.journal)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
     what = str(record.failed or "")

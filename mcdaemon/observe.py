@@ -80,7 +80,9 @@ class Observer:
     def observe(self, hold: Optional[Failure] = None) -> Facts:
         """All facts of this moment. Raises Failure when the node itself cannot be read (D-Bus away, disk broken)."""
         context = self._context
-        record, alien = journal.load(context.journal, set_aside=not self._look_only)
+        record, alien = journal.load(context.journal)
+        if alien and not self._look_only:
+            raise Transient(alien, "the next round puts right what was in flight")
         self.alien = alien or self.alien
         update = record.update
         desired, refusal = self._desired(update)

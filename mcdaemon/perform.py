@@ -74,15 +74,10 @@ class Performer:
     def sweep(self) -> str:
         """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository.
 
-        Returns the sentence about a journal that could not be used: who loads it first is the only one who learns.
+        Returns the sentence about a journal that could not be used: who mends it is the only one who learns.
         """
-        context = self._context
-        record, alien = journal.load(context.journal)
-        update = record.update
-        if alien:
-            _osname, booted = context.machine.booted()
-            update = lost.stand_in(context.payloads, context.undo, context.root, booted, alien)
-            self._store(dataclasses.replace(record, update=update))
+        context, alien = self._context, self._mend()
+        update = self._record().update
         known = {update.id} if update is not None else set()
         for shelf in (context.payloads, context.undo):
             for identity in shelf.identities():
@@ -104,6 +99,20 @@ class Performer:
             # A node without podman has none; otherwise the next start looks again.
             log.info("%s", error)
         return alien
+
+    def _mend(self) -> str:
+        """Replace a journal that cannot be used by one whose update stands in for what was in flight, in one stroke.
+
+        Returns the sentence about it, "" for one that is in order.
+        """
+        context = self._context
+        _record, alien = journal.load(context.journal)
+        if not alien:
+            return ""
+        told = f"{alien}; it is kept as {journal.keep_aside(context.journal)}"
+        _osname, booted = context.machine.booted()
+        self._store(Journal(update=lost.stand_in(context.payloads, context.undo, context.root, booted, told)))
+        return told
 
     def retry_if_asked(self) -> None:
         """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
@@ -173,7 +182,9 @@ class Performer:
     # -- the journal ------------------------------------------------------------------------------------------------
 
     def _record(self) -> Journal:
-        record, _alien = journal.load(self._context.journal)
+        record, alien = journal.load(self._context.journal)
+        if alien:
+            raise Transient(alien, "the next round puts right what was in flight")
         return record
 
     def _store(self, record: Journal) -> None:
@@ -407,7 +418,10 @@ class Performer:
 
     def _finalization_failed(self, update: Update, error: Failure) -> NoReturn:
         """The node goes back to work at once; what passes (a file that came and went, TXN-34) gets another try, what
-        stays is told by the next verification, or ends here (TXN-31). No reboot comes of it."""
+        stays is told by the next verification, or ends here (TXN-31). No reboot comes of it: what may be left staged is
+        locked again, for it is not known as verified any more, and nobody would complete it."""
+        if self._context.machine.staged() is not None:
+            self._context.machine.lock()
         self._back_to_work(update)
         self._note(staged="")
         if update.finalizations >= _MOST_FINALIZATIONS:
@@ -426,15 +440,16 @@ class Performer:
             return ()
         return merge.late_changes(before, merge.snapshot(self._context.root.path / "etc"))
 
-    def _bar_the_stage(self, facts: Facts) -> None:
+    def _bar_the_stage(self) -> None:
         """What another client staged on top of ours would be finalized by the shutdown, and boot in its place, without
         our files (TXN-36, TXN-43). Locked, it goes with the reboot."""
-        if facts.staged is not None and not facts.staged.locked:
-            log.warning("another client has staged %s on top of this update; it is locked", facts.staged.name)
+        staged = self._context.machine.staged()
+        if staged is not None and not staged.locked:
+            log.warning("another client has staged %s on top of this update; it is locked", staged.name)
             self._context.machine.lock()
 
     def _commit_files(self, facts: Facts, _decision: Decision) -> None:
-        self._bar_the_stage(facts)
+        self._bar_the_stage()
         update, context = _update(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         commit.remember(load, context.undo, root, root.shared)
@@ -460,7 +475,7 @@ class Performer:
 
         An armed journal without our asking is the work of an agent that died in between: ask, twice does no harm.
         """
-        self._bar_the_stage(facts)
+        self._bar_the_stage()
         patience = self._context.settings.reboot.timeout_seconds
         if self._asked is not None and time.monotonic() - self._asked < patience:
             return
@@ -510,6 +525,8 @@ class Performer:
             self._run_scripts(greenboot.GREEN)
 
     def _roll_back(self, facts: Facts, decision: Decision) -> None:
+        """The files outside /etc stay until the old deployment runs, where the early unit puts them back: whatever else
+        may boot was made from this one, and carries the same config."""
         update, context = _update(facts), self._context
         if not update.rolled_back:
             changed = dataclasses.replace(update, rolled_back=True, failure=f"{update.name}: {decision.why}")
@@ -517,7 +534,7 @@ class Performer:
             self._store(dataclasses.replace(self._record(), update=changed, failed=failed))
             self._run_scripts(greenboot.RED)
         rollback.to_source(context.machine, context.rpmostree, update.source)
-        commit.take_back(update.id, context.undo, context.root)
+        self._bar_the_stage()
         self._ask_for_reboot()
 
     def _discard(self, facts: Facts, decision: Decision) -> None:
@@ -530,7 +547,9 @@ class Performer:
                 update.id, facts.current, context.policy, context.root, context.payloads, context.undo, context.systemd
             )
         else:
-            commit.take_back(update.id, context.undo, context.root)
+            # What somebody else has made of the booted target carries its config, and the files fit that.
+            if facts.current is None or facts.current.identity != update.desired:
+                commit.take_back(update.id, context.undo, context.root)
             self._clear_lost_stage(facts, update)
         self._back_to_work(update)
         record = self._record()

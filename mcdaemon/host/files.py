@@ -329,10 +329,14 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
             os.close(directory)
 
 
-def move_aside(path: Path, aside: Path) -> None:
-    """Give one of the daemon's own state files another name in the same directory. Raises as the module says."""
-    with _naming("set aside", path):
-        os.rename(path, aside)
+def keep_aside(path: Path, aside: Path) -> None:
+    """Give one of the daemon's own state files a second name in the same directory, for when the first is written anew.
+    A directory, which can have only one and cannot be written over, is moved. Raises as the module says."""
+    with _naming("keep aside", path):
+        if path.is_dir() and not path.is_symlink():
+            os.rename(path, aside)
+        else:
+            os.link(path, aside, follow_symlinks=False)
     sync_directory(path.parent)
 
 

@@ -16,8 +16,8 @@ from mcdaemon.errors import Broken
 from mcdaemon.host import boot
 from mcdaemon.host.deployments import Machine
 from mcdaemon.host.root import Root
-from mcdaemon.update import commit, journal, verify
-from mcdaemon.update.journal import FailedTarget, Update
+from mcdaemon.update import commit, journal, lost, verify
+from mcdaemon.update.journal import FailedTarget, Journal, Update
 from mcdaemon.update.payload import Payload, Shelf
 
 MOST_REPAIRS = 2
@@ -29,7 +29,7 @@ class Early(enum.Enum):
 
     NOTHING = "nothing"
     COMPLETE = "complete"  # the target was booted without (all of) its files: write them, reboot
-    PUT_BACK = "put-back"  # the old root runs: files outside /etc are put back
+    PUT_BACK = "put-back"  # the old root runs: files outside /etc are put back; or all of a live change, half written
     GIVE_UP = "give-up"  # the target cannot be completed: the way back
 
 
@@ -42,12 +42,19 @@ class Outcome:
     reboot: bool = False
 
 
-def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early, str]:
-    """The whole policy of the early unit. `complete`: the booted root holds all of the payload."""
+def decide(
+    update: Optional[Update], booted: str, complete: bool, untouched: bool = True, carries: bool = False
+) -> tuple[Early, str]:
+    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: ... of what
+    the undo record of a live change holds, if there is one. `carries`: it says that it carries the target's config."""
+    if update is not None and update.live and not update.applied and not untouched:
+        return Early.PUT_BACK, "a change without a reboot was interrupted while it was written"
     if update is None or update.live:
         return Early.NOTHING, "no update that reboots is in flight"
     if not update.staged or (booted != update.staged and not update.finalizing):
         return Early.NOTHING, "the update in flight was not finalized"
+    if booted != update.staged and carries:
+        return Early.NOTHING, "somebody else's deployment is booted, made from the target: the files fit it"
     if booted != update.staged:
         return Early.PUT_BACK, "the old deployment is booted"
     # Finalized by us, or by a shutdown after somebody else had unlocked it: verified it was, or it had no name here.
@@ -61,7 +68,7 @@ def decide(update: Optional[Update], booted: str, complete: bool) -> tuple[Early
 def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) -> Outcome:
     """Look at the booted root and do what has to be done. Raises Failure when the disk cannot be read or written."""
     # Left where it is: the agent has to find it, for it alone can put right what was in flight.
-    record, alien = journal.load(path, set_aside=False)
+    record, alien = journal.load(path)
     if alien or record.update is None:
         return Outcome(Early.NOTHING, alien or "no update is in flight")
     update = record.update
@@ -71,9 +78,11 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         # ostree-boot-complete.service removes the trace soon, and the agent comes after it (STATE-21).
         record = dataclasses.replace(record, update=update)
         journal.store(path, record)
+    if update.live:
+        return _settle_live(record, update, booted, root, path, undo)
     load = _payload(payloads, update.id)
     complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
-    action, why = decide(update, booted, complete)
+    action, why = decide(update, booted, complete, carries=lost.carried(root) == update.desired)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.
         changed = dataclasses.replace(
@@ -102,6 +111,25 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
             journal.store(path, dataclasses.replace(record, update=changed))
         commit.take_back(update.id, undo, root, drop=False)
     return Outcome(action, f"{why}; ostree could not finalize: {update.unfinalized}" if update.unfinalized else why)
+
+
+def _settle_live(record: Journal, update: Update, booted: str, root: Root, path: Path, undo: Shelf) -> Outcome:
+    """No unit of this boot may run on a mixture of the old and the new files. The undo record stays: the loop goes on
+    from it. PID 1, generators, udev and sysctl have read the mixture, so the boot is made again, but only where
+    something was really put back, and not for ever."""
+    before = _payload(undo, update.id)
+    found = _differs(root, before)
+    action, why = decide(update, booted, False, not found)
+    if before is None or action is not Early.PUT_BACK:
+        return Outcome(action, why)
+    changed = dataclasses.replace(update, repairs=update.repairs + 1)
+    journal.store(path, dataclasses.replace(record, update=changed))
+    commit.take_back(update.id, undo, root, drop=False)
+    return Outcome(action, why, reboot=update.repairs < MOST_REPAIRS and _differs(root, before) != found)
+
+
+def _differs(root: Root, load: Optional[Payload]) -> tuple[verify.Mismatch, ...]:
+    return tuple(verify.validate(root, load.expected(), load.passwords).mismatches) if load is not None else ()
 
 
 def _told_by_stamp(machine: Machine, update: Update, booted: str) -> Update:

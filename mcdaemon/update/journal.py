@@ -1,7 +1,7 @@
 """The record of the update in flight: what was intended, tied to the deployment it was true of.
 
 One file, replaced as a whole (temporary, fsync, rename, fsync of the directory), with a checksum over its content, so
-that a torn or alien file is recognised. Such a file is moved aside and reported; it is never guessed at.
+that a torn or alien file is recognised. Such a file is kept aside and reported; it is never guessed at.
 """
 
 from __future__ import annotations
@@ -210,11 +210,8 @@ def store(path: Path, journal: Journal) -> None:
     files.write_atomic(path, encode(journal))
 
 
-def load(path: Path, set_aside: bool = True) -> tuple[Journal, str]:
-    """The journal at `path` and, when it was not ours or torn, the sentence that says where it is kept now.
-
-    `set_aside` False: it stays where it is, for somebody who only looks.
-    """
+def load(path: Path) -> tuple[Journal, str]:
+    """The journal at `path` and, when it is not ours or torn, the sentence about that; it stays where it is."""
     try:
         content = _read(path)
     except FileNotFoundError:
@@ -228,11 +225,16 @@ def load(path: Path, set_aside: bool = True) -> tuple[Journal, str]:
             raise ValueError(f"larger than {_MAX_BYTES} bytes")
         return decode(content), ""
     except ValueError as error:
-        if not set_aside:
-            return Journal(), f"cannot use the journal {path}: {error}"
-        aside = _aside(path)
-        files.move_aside(path, aside)
-        return Journal(), f"cannot use the journal {path}: {error}; it is kept as {aside}"
+        return Journal(), f"cannot use the journal {path}: {error}"
+
+
+def keep_aside(path: Path) -> Path:
+    """Keep a journal that cannot be used for people to look at, and return where. It also stays in its place until
+    another one is stored: without any, what was in flight would be swept as something that nobody knows."""
+    aside = _aside(path)
+    if not os.path.lexists(aside):
+        files.keep_aside(path, aside)
+    return aside
 
 
 def _read(path: Path) -> Optional[bytes]:
@@ -248,11 +250,12 @@ def _read(path: Path) -> Optional[bytes]:
 
 
 def _aside(path: Path) -> Path:
+    """A name that is free, or was given to this very file by somebody who did not get further."""
     for number in range(1, 1000):
         aside = path.with_name(f"{path.name}.alien-{number}")
-        if not os.path.lexists(aside):
+        if not os.path.lexists(aside) or os.path.samestat(os.lstat(aside), os.lstat(path)):
             return aside
     raise Broken(
-        f"cannot set the journal {path} aside: too many of them are kept already",
+        f"cannot keep the journal {path} aside: too many of them are kept already",
         f"look at {path}.alien-* and remove them",
     )

@@ -19,12 +19,12 @@ from mcdaemon.update.payload import CURRENT_CONFIG, Shelf
 def stand_in(payloads: Shelf, undo: Shelf, root: Root, booted: str, why: str) -> Update:
     """The update to discard. What was booted into already (the running root carries its config) is not put back; a live
     change is, wherever it had got to: nobody knows which services have seen it."""
-    carried = _carried(root)
+    carries = carried(root)
     left = sorted({*payloads.identities(), *undo.identities()})
     live = [identity for identity in left if _is_live(undo, identity)]
     pending = []
     for identity in left:
-        if identity in live or _config(payloads, identity) != carried:
+        if identity in live or _config(payloads, identity) != carries:
             pending.append(identity)
         else:
             undo.drop(identity)
@@ -56,7 +56,8 @@ def _is_live(undo: Shelf, identity: str) -> bool:
     return record is not None and CURRENT_CONFIG in record.nodes()
 
 
-def _carried(root: Root) -> str:
+def carried(root: Root) -> str:
+    """Identity of the config that the root says it carries, "none", or "unknown" where that cannot be read."""
     try:
         content = files.read_file(root, CURRENT_CONFIG)
         return model.parse(json.loads(content), CURRENT_CONFIG).identity if content else "none"

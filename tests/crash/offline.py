@@ -195,7 +195,7 @@ class Offline:
 
     def record(self) -> Journal:
         """The journal. Raises AssertionError when it cannot be used."""
-        record, alien = journal.load(self.journal, set_aside=False)
+        record, alien = journal.load(self.journal)
         assert not alien, alien
         return record
 

@@ -49,6 +49,8 @@ class Effect(enum.Enum):
     NOTE_DRAINED = "journal: drained"
     NOTE_FINALIZING = "journal: finalization was asked for"
     UNLOCK = "the staged deployment is unlocked"
+    LOCK = "what is staged is locked"
+    NOTE_UNVERIFIED = "journal: it was not finalized, and is verified again"
     FINALIZE = "ostree merges /etc and writes the boot entry"
     KEEP_SHARED = "undo record of the files outside /etc, synced"
     KEEP_ALL = "undo record of all files, synced"
@@ -65,12 +67,13 @@ class Effect(enum.Enum):
     NOTE_RETURNING = "journal: not drained any more, workloads may still be away"
     UNDRAIN = "the undrain hook: workloads may come"
     NOTE_BACK = "journal: the node is back in service"
-    NOTE_CONFIRMED = "journal: no update, the target is what the node has"
+    NOTE_CONFIRMED = "journal: no update, the target is what the node has; or, remembered as failed, cannot be left"
     NOTE_ROLLED_BACK = "journal: the way back is taken, the target is remembered as failed"
     DEFAULT_BACK = "rpm-ostree: Rollback"
     PUT_SOME_BACK = "some files of the undo record are put back"
     PUT_REST_BACK = "the rest of the undo record is put back"
     DROP_UNDO = "the undo record goes"
+    CLEAR_LOST = "rpm-ostree: Cleanup(base), of what was staged before a power cut"
     NOTE_DISCARDED = "journal: no update; remembered when it failed"
     NOTE_FAILURE = "journal: the target cannot be reached"
     NOTE_REPAIR = "journal: the early unit completes the root, counted"
@@ -116,6 +119,12 @@ def _begin(kind: Kind, node: Node) -> Node:
     return node._replace(update=update, blame=False)
 
 
+def _forget_failed(kind: Kind, node: Node) -> Node:
+    """And that an older deployment was chosen."""
+    left = node.confirmed is not None and node.confirmed[1] != node.booted
+    return node._replace(failed="", confirmed=None if left else node.confirmed)
+
+
 def _note_verified(kind: Kind, node: Node) -> Node:
     return _note(node, staged=TARGET, source=node.booted, committed="", proved="")
 
@@ -125,7 +134,10 @@ def _note_rolled_back(kind: Kind, node: Node) -> Node:
 
 
 def _note_confirmed(kind: Kind, node: Node) -> Node:
-    return node._replace(update=None, failed="", blame=False)
+    failed, confirmed = ("", (_update(node).desired, node.booted))
+    if _task(node).remember:
+        failed, confirmed = node.failed, node.confirmed
+    return node._replace(update=None, failed=failed, confirmed=confirmed, blame=False, chosen=False)
 
 
 def _note_discarded(kind: Kind, node: Node) -> Node:
@@ -134,6 +146,8 @@ def _note_discarded(kind: Kind, node: Node) -> Node:
 
 
 def _note_repair(kind: Kind, node: Node) -> Node:
+    if _update(node).live:
+        return _note(node, repairs=_update(node).repairs + 1)
     return _note(node, repairs=_update(node).repairs + 1, committed=node.booted, proved=node.booted, armed=NOW)
 
 
@@ -163,7 +177,7 @@ def _stand_in(kind: Kind, node: Node) -> Node:
         left.remove(load[0])
         node = node._replace(undo=None if undo and undo.id == load[0] else undo)
     update = Update(left[0] if left else "lost", "", "", node.booted, live=live, draining=True, failure="lost")
-    return node._replace(torn=False, update=update, failed="", blame=True)
+    return node._replace(torn=False, update=update, failed="", confirmed=None, blame=True)
 
 
 # -- rpm-ostree and ostree --------------------------------------------------------------------------------------------
@@ -282,7 +296,7 @@ _EFFECTS: dict[Effect, Callable[[Kind, Node], Node]] = {
     Effect.CLEAR_STAGE: _cleanup,
     Effect.NOTE_HOLD: lambda kind, node: _note(node, held=True),
     Effect.HOLD_IMAGE: lambda kind, node: node._replace(kept=_update(node).id),
-    Effect.NOTE_STAGING: lambda kind, node: _note(node, staged="", finalizing="", armed=""),
+    Effect.NOTE_STAGING: lambda kind, node: _note(node, attempt=1, staged="", finalizing="", armed=""),
     Effect.STAGE_TREE: _stage_tree,
     Effect.STAGE_LINE: _stage_line,
     Effect.DROP_PAYLOAD: lambda kind, node: node._replace(payload=None),
@@ -294,6 +308,8 @@ _EFFECTS: dict[Effect, Callable[[Kind, Node], Node]] = {
     Effect.NOTE_DRAINED: lambda kind, node: _note(node, drained=True),
     Effect.NOTE_FINALIZING: lambda kind, node: _note(node, finalizing=NOW),
     Effect.UNLOCK: lambda kind, node: node._replace(locked=False),
+    Effect.LOCK: lambda kind, node: node._replace(locked=node.staged is not None),
+    Effect.NOTE_UNVERIFIED: lambda kind, node: _note(node, staged=""),
     Effect.FINALIZE: finalize,
     Effect.KEEP_SHARED: lambda kind, node: _keep(node, "", ""),
     Effect.KEEP_ALL: _keep_all,
@@ -316,6 +332,7 @@ _EFFECTS: dict[Effect, Callable[[Kind, Node], Node]] = {
     Effect.PUT_SOME_BACK: _put_some_back,
     Effect.PUT_REST_BACK: _put_rest_back,
     Effect.DROP_UNDO: lambda kind, node: node._replace(undo=None),
+    Effect.CLEAR_LOST: lambda kind, node: node,
     Effect.NOTE_DISCARDED: _note_discarded,
     Effect.NOTE_FAILURE: lambda kind, node: _note(node, failure="broken"),
     Effect.NOTE_REPAIR: _note_repair,
@@ -326,5 +343,5 @@ _EFFECTS: dict[Effect, Callable[[Kind, Node], Node]] = {
     Effect.SWEEP_PAYLOAD: lambda kind, node: node._replace(payload=_known(node, node.payload, lambda load: load[0])),
     Effect.SWEEP_UNDO: lambda kind, node: node._replace(undo=_known(node, node.undo, lambda undo: undo.id)),
     Effect.SWEEP_HOLD: _sweep_hold,
-    Effect.FORGET_FAILED: lambda kind, node: node._replace(failed=""),
+    Effect.FORGET_FAILED: _forget_failed,
 }

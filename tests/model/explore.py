@@ -101,7 +101,7 @@ class _Explorer:
     def _look(self, node: Node) -> str:
         """Why this state, or the step that is decided in it, must not be."""
         why = forbidden.in_state(self._kind, node)
-        if why or node.agent != UP or node.task is not None:
+        if why or node.agent != UP or node.task is not None or node.torn:
             return why or ""
         o = observation(self._kind, node)
         try:

@@ -32,7 +32,7 @@ def current(node: Node) -> str:
 def arrived(node: Node) -> bool:
     """Whether the booted root is the target of the update in flight."""
     update = node.update
-    return update is not None and not update.live and bool(update.finalizing) and node.booted == update.staged
+    return update is not None and not update.live and node.booted == update.staged
 
 
 def observation(kind: Kind, node: Node) -> Observation:
@@ -45,12 +45,16 @@ def observation(kind: Kind, node: Node) -> Observation:
     if update is not None:
         progress = update.progress(NOW, node.staged.name if node.staged else "", node.pending)
     elif wish in (None, has):
-        drift = "something was changed" if node.root.files in (EDITED, MIXED) or node.shared == MIXED else ""
+        drift = "something was changed" if node.root.files in (EDITED, MIXED) or node.shared != has else ""
         return Observation(wish, has, drift=drift)
+    elif stood_back(node):
+        return Observation(wish, has, stood_back="an older deployment was chosen")
     elif node.desired == UNREADABLE:
         return Observation(wish, has, refusal="cannot be parsed")
     if arrived(node):
-        return Observation(wish, has, progress, Booted.TARGET, health=_health(node))
+        stranded = all(entry.name != update.source for entry in node.entries) if update is not None else False
+        return Observation(wish, has, progress, Booted.TARGET, health=_health(node), stranded=stranded)
+    other = update is not None and not update.live and node.booted != update.source
     planned = node.desired in CONFIGS
     changes = planned and has != node.desired
     staged = Staged.NONE if node.staged is None else Staged.OTHER
@@ -60,6 +64,7 @@ def observation(kind: Kind, node: Node) -> Observation:
         wish,
         has,
         progress,
+        Booted.OTHER if other else Booted.SOURCE,
         staged=staged,
         pending=update is not None and bool(node.pending) and node.pending == update.staged,
         reboot=kind.reboot and changes if planned else True,
@@ -87,6 +92,22 @@ def complete(node: Node) -> bool:
         return False
     config = node.payload[1]
     return (node.root.says, node.root.files, node.shared) == (config, config, config)
+
+
+def untouched(node: Node) -> bool:
+    """Whether the booted root holds all of the undo record of the update in flight, if there is one."""
+    undo = node.undo
+    if undo is None or node.update is None or undo.id != node.update.id:
+        return True
+    return (node.root.says, node.root.files, node.shared) == (undo.says, undo.files, undo.shared)
+
+
+def stood_back(node: Node) -> bool:
+    """As `Observer._stood_back`."""
+    confirmed = node.confirmed
+    if node.update is not None or confirmed is None or confirmed[0] != node.desired or confirmed[1] == node.booted:
+        return False
+    return any(entry.name == confirmed[1] for entry in node.entries)
 
 
 def _hold(kind: Kind, node: Node) -> str:

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from typing import Optional
 
 from mcdaemon.decide import Decision, Health, Observation, Staged, Step
-from tests.model.facts import arrived, complete, current
+from mcdaemon.update.early import MOST_REPAIRS
+from tests.model import steps
+from tests.model.effects import Effect
+from tests.model.facts import arrived, complete, current, stood_back
 from tests.model.node import (
     BEFORE,
     CONFIGS,
+    DOWN,
     EDITED,
     FOREIGN,
+    FORMER,
     MIXED,
     NOTHING,
     NOW,
@@ -45,12 +50,13 @@ def _states(kind: Kind, node: Node) -> Iterator[str]:
         # Who boots the old entry by hand, and whose early unit is killed, has them until the agent's first step.
         u = node.update
         by_hand = u is not None and (u.applied or u.armed == BEFORE or not u.desired)
-        if in_service and node.shared != OLD and not by_hand:
+        if in_service and node.shared != OLD and not by_hand and not node.chosen:
             yield "a node in service runs on the shared files of another config"
     if node.torn:
         return
     if node.update is not None:
         yield from _lies(kind, node)
+        yield from _mixtures(node)
     elif node.agent == UP and node.task is None:
         yield from _leftovers(node)
 
@@ -76,6 +82,15 @@ def _lies(kind: Kind, node: Node) -> Iterator[str]:
         yield "the journal says that the change is applied, and it is not"
 
 
+def _mixtures(node: Node) -> Iterator[str]:
+    u = node.update
+    assert u is not None
+    begun = node.agent in (UP, DOWN) and node.task is None and not node.going_down
+    # Who spoils it again before each boot is not answered with a reboot for ever.
+    if u.live and begun and node.serves == MIXED and u.repairs <= MOST_REPAIRS and u.desired:
+        yield "units have started on a live change that was half written"
+
+
 def _leftovers(node: Node) -> Iterator[str]:
     if node.out:
         yield "workloads are away, and no update will bring them back"
@@ -83,7 +98,7 @@ def _leftovers(node: Node) -> Iterator[str]:
         yield "an update has ended, and its payload, undo record or hold is left"
     if node.staged is not None and node.staged.name == TARGET:
         yield "an update has ended, and its staged deployment is left"
-    if node.pending:
+    if node.pending and not (node.chosen and node.pending == FORMER):
         yield "the next boot enters a deployment that nobody wants"
     if not node.going_down and MIXED in (node.root.files, node.shared):
         yield "an update has ended, and files are mixed"
@@ -110,7 +125,7 @@ def _decisions(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator[
         yield "a node that is out of service waits"
     if d.step in (Step.REST, Step.REJECT) and u is not None:
         yield "rests while an update is in flight"
-    if d.step is Step.REST and d.degraded != bool(o.drift):
+    if d.step is Step.REST and d.degraded != bool(o.drift or o.stood_back):
         yield "what was changed by hand is not told"
     yield from {
         Step.STAGE_OS: _staging,
@@ -145,6 +160,8 @@ def _beginnings(node: Node, o: Observation, d: Decision) -> Iterator[str]:
         yield "an update to what the node has begins"
     if node.desired == node.failed:
         yield "a target that failed is tried again"
+    if stood_back(node):
+        yield "undoes that somebody has chosen an older deployment"
     if o.hold:
         yield "an update begins while something stands in its way"
 
@@ -217,10 +234,18 @@ def _rebooting(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator[
         yield "reboots into a root that is not the target"
     elif u.proved != node.pending:
         yield "reboots into a root that was not proved"
-    if node.staged is not None:
+    if _staged_at_the_call(kind, node, o, d):
         yield "reboots into what somebody else has staged"
     if not node.out:
         yield "reboots with workloads running"
+
+
+def _staged_at_the_call(kind: Kind, node: Node, o: Observation, d: Decision) -> bool:
+    """Whether the step, when nobody interferes, asks for a reboot that would finalize what is staged."""
+    node = steps.begin(kind, node, o, d)
+    while node.task is not None and node.task.effects[0] != Effect.ASK.value:
+        node = steps.advance(kind, node)[1]
+    return node.staged is not None and not node.locked
 
 
 def _confirming(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator[str]:
@@ -232,8 +257,11 @@ def _confirming(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator
             yield "confirms a change that is not applied"
     elif not arrived(node):
         yield "confirms what is not booted"
-    elif u.rolled_back:
+    elif u.rolled_back and not o.stranded:
         yield "confirms what is being taken back"
+    elif d.remember:
+        if not u.rolled_back or node.desired == u.desired or o.health is Health.GOOD:
+            yield "gives up a target that can be kept"
     elif node.serves != u.desired:
         yield "confirms while services have read other files"
     elif not u.applied and (o.health is not Health.GOOD or not complete(node)):
@@ -278,21 +306,29 @@ def _applying(kind: Kind, node: Node, o: Observation, d: Decision) -> Iterator[s
 
 def at_rest(kind: Kind, node: Node, o: Observation, d: Decision) -> Optional[str]:
     """Why a calm node must not stay here, None when it may."""
+    if node.update is not None and _stuck(node, o):
+        return None if d.degraded else "that there is no way back is not told"
     if node.update is not None:
         return f"an update stays in flight: {d.step.value}: {d.why}"
     left = next(_leftovers(node), None)
     if left is not None:
         return left
     root, has = node.root, node.root.says
-    if not exact(kind, root, has) or node.shared != has or node.serves != has:
+    if not exact(kind, root, has) or (node.shared != has and not node.chosen) or node.serves != has:
         return "a mixture stays"
-    if d.step is Step.REST and node.desired not in (has, NOTHING):
+    if d.step is Step.REST and not o.stood_back and node.desired not in (has, NOTHING):
         return "rests on something else than the desired config"
     if d.step is Step.HOLD and not (node.failed and node.failed == node.desired):
         return "waits for nothing"
     if d.step is Step.REJECT and node.desired not in (REFUSED, UNREADABLE):
         return "refuses what can be reached"
     return None
+
+
+def _stuck(node: Node, o: Observation) -> bool:
+    """A target that is not healthy, and nothing else to boot: only people can help."""
+    u = node.update
+    return u is not None and u.rolled_back and o.stranded and o.health is Health.BAD and node.desired == u.desired
 
 
 def exact(kind: Kind, root: Deployment, config: str) -> bool:

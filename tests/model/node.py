@@ -20,14 +20,18 @@ NOTHING, REFUSED, UNREADABLE = "nothing", "refused", "unreadable"
 MIXED, MERGED, EDITED = "mixed", "merged", "edited"
 """Files that are no config's: half written; as ostree merged them; the old ones, changed by hand."""
 
+HALF = "half"
+"""What services have read when the early unit was killed, and nobody could keep a mixture from them."""
+
 FOREIGN = "foreign"
 """An OS that somebody else's rpm-ostree transaction made; it fits every config."""
 
 SAME = "same"
 """An OS or kernel arguments that no config of this kind of update changes."""
 
-SOURCE, TARGET, STRANGER = "s", "t", "f"
-"""Names of deployments: what was booted, what our stagings make (again and again the same), somebody else's."""
+SOURCE, TARGET, STRANGER, FORMER = "s", "t", "f", "o"
+"""Names of deployments: what was booted, what our stagings make (again and again the same), somebody else's, and at
+rest the one that is not booted."""
 
 NOW, BEFORE = "now", "before"
 """Boot ids: of this boot, of any earlier one."""
@@ -113,13 +117,16 @@ class Node(NamedTuple):
     :ivar out: workloads are (or may be) away; `kept`: a container keeps the image from garbage collection.
     :ivar serves: the config whose files the running services have read.
     :ivar held: the agent's memory of a step that failed and is not due again; `asked`: ... of its call for a reboot.
+    :ivar confirmed: (config, deployment) of the last update that was kept.
     :ivar blame: there was a reason to write the target off; no part of the node, only for the check.
+    :ivar chosen: somebody chose to boot an older deployment, with shared files that are not its own; for the check.
     """
 
     desired: str = OLD
     update: Optional[Update] = None
     failed: str = ""
     torn: bool = False
+    confirmed: Optional[tuple[str, str]] = None
     entries: tuple[Deployment, ...] = ()
     booted: str = SOURCE
     staged: Optional[Deployment] = None
@@ -139,6 +146,7 @@ class Node(NamedTuple):
     going_down: bool = False
     unsynced: Optional[Lost] = None
     blame: bool = False
+    chosen: bool = False
 
     @property
     def root(self) -> Deployment:
@@ -181,6 +189,7 @@ def words(node: Node) -> dict[str, str]:
         "desired": node.desired,
         "journal": "torn" if node.torn else record,
         "failed target": node.failed or "none",
+        "confirmed": " on ".join(node.confirmed) if node.confirmed else "none",
         "boot entries": ", ".join(_deployment(entry) for entry in node.entries),
         "booted": node.booted,
         "staged": f"{_deployment(node.staged)}{' locked' if node.locked else ''}" if node.staged else "nothing",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mcdaemon.decide import Decision, Observation, Staged, Step
-from mcdaemon.update.early import Early
+from mcdaemon.update.early import MOST_REPAIRS, Early
 from mcdaemon.update.early import decide as decide_early
 from tests.model.effects import Effect, apply
-from tests.model.facts import complete
+from tests.model.facts import complete, untouched
 from tests.model.node import DOWN, TARGET, UP, Kind, Node, Task
 
 E = Effect
@@ -47,23 +47,23 @@ def _effects(kind: Kind, node: Node, o: Observation, step: Step) -> Iterator[Eff
         if update is not None and update.held:
             yield E.RELEASE_IMAGE
         yield E.NOTE_VERIFIED
+    elif step is Step.COMMIT_FILES:
+        yield from (*_barred(node), E.KEEP_SHARED, *_WRITE, E.NOTE_COMMITTED)
     elif step is Step.REBOOT:
+        yield from _barred(node)
         yield from () if node.asked else (E.ARM, E.ASK)
     elif step is Step.CONFIRM:
         yield from _confirmed(node)
     elif step is Step.ROLL_BACK:
         assert update is not None
         yield from () if update.rolled_back else (E.NOTE_ROLLED_BACK,)
-        yield E.DEFAULT_BACK
-        yield from (*_PUT_BACK, E.DROP_UNDO) if _has_undo(node) else ()
-        yield E.ASK
+        yield from (E.DEFAULT_BACK, *_barred(node), E.ASK)
     elif step is Step.DISCARD:
         yield from _discarded(node)
     else:
         yield from {
             Step.DRAIN: (E.NOTE_DRAINING, E.DRAIN, E.NOTE_DRAINED),
             Step.FINALIZE: (E.NOTE_FINALIZING, E.UNLOCK, E.FINALIZE),
-            Step.COMMIT_FILES: (E.KEEP_SHARED, *_WRITE, E.NOTE_COMMITTED),
             Step.VERIFY_ROOT: (E.NOTE_PROVED,),
             Step.APPLY_LIVE: (E.LAY_OUT, E.KEEP_ALL, *_WRITE, E.RESTART, E.NOTE_APPLIED),
         }.get(step, ())
@@ -71,6 +71,10 @@ def _effects(kind: Kind, node: Node, o: Observation, step: Step) -> Iterator[Eff
 
 def _cleared(node: Node) -> tuple[Effect, ...]:
     return (E.CLEAR_STAGE,) if node.staged is not None or node.pending else ()
+
+
+def _barred(node: Node) -> tuple[Effect, ...]:
+    return (E.LOCK,) if node.staged is not None and not node.locked else ()
 
 
 def _has_undo(node: Node) -> bool:
@@ -98,11 +102,13 @@ def _discarded(node: Node) -> Iterator[Effect]:
     assert update is not None
     if not update.live and (node.staged is not None or node.pending):
         yield E.CLEAR_STAGE
-    if _has_undo(node):
+    if _has_undo(node) and (update.live or node.root.says != update.desired):
         yield from _PUT_BACK
         if update.live:
             yield E.RESTART
         yield E.DROP_UNDO
+    if not update.live and update.attempt and node.staged is None and not node.pending:
+        yield E.CLEAR_LOST
     yield from _back_to_work(node)
     yield E.NOTE_DISCARDED
     yield from (E.DROP_PAYLOAD, E.DROP_UNDO)
@@ -135,7 +141,10 @@ def settle(node: Node) -> Node:
     if node.torn or update is None:
         return node._replace(agent=DOWN)
     load = node.payload is not None and node.payload[0] == update.id
-    action, _why = decide_early(update, node.booted, load and complete(node))
+    action, _why = decide_early(update, node.booted, load and complete(node), untouched(node), node.root.says == update.desired)
+    if action is Early.PUT_BACK and update.live:
+        reboot = [E.REBOOT_AT_ONCE] if update.repairs < MOST_REPAIRS else []
+        return _go(node, "early", [E.NOTE_REPAIR, *_PUT_BACK, *reboot])
     if action is Early.COMPLETE and load:
         return _go(node, "early", [E.NOTE_REPAIR, E.KEEP_SHARED, *_WRITE, E.REBOOT_AT_ONCE])
     if action in (Early.COMPLETE, Early.GIVE_UP):
@@ -158,13 +167,18 @@ _CALLS = frozenset({E.CLEAR_STAGE, E.HOLD_IMAGE, E.STAGE_TREE, E.STAGE_LINE, E.R
                     E.FINALIZE, E.ASK, E.UNDRAIN, E.DEFAULT_BACK, E.SWEEP_HOLD})  # fmt: skip
 """Effects for which somebody else is needed, who may be away."""
 
-_CAN_BREAK = frozenset({E.STAGE_TREE, E.STAGE_LINE, E.LAY_OUT, E.FINALIZE, E.WRITE_SOME, E.NOTE_PROVED, E.RESTART})
+_CAN_BREAK = frozenset({E.STAGE_TREE, E.STAGE_LINE, E.LAY_OUT, E.WRITE_SOME, E.NOTE_PROVED, E.RESTART})
 """Effects that may show, in a step that is about the target, that the target is impossible."""
 
 _ABOUT_THE_TARGET = frozenset(
     step.value for step in (Step.APPLY_LIVE, Step.STAGE_OS, Step.STAGE_KARGS, Step.VERIFY_STAGED, Step.FINALIZE,
                             Step.COMMIT_FILES, Step.VERIFY_ROOT)
 )  # fmt: skip
+
+
+_OUT_OF_SERVICE = frozenset({Step.FINALIZE.value, Step.COMMIT_FILES.value, Step.VERIFY_ROOT.value})
+_NEED_ROOM = frozenset({E.FINALIZE, E.KEEP_SHARED, E.WRITE_SOME, E.WRITE_REST})
+"""Effects that a full disk ends, and the steps in which it is not waited for."""
 
 
 def advance(kind: Kind, node: Node) -> Outcome:
@@ -175,8 +189,8 @@ def advance(kind: Kind, node: Node) -> Outcome:
     words = f"{task.step}: {effect.value}"
     if _stands_in_the_way(kind, node, task, effect):
         return f"{words}: it cannot be done now", _give_up_for_now(node)
-    if effect is E.FINALIZE and node.staged is None:
-        return f"{words}: nothing is staged any more", _broken(node)
+    if effect is E.FINALIZE and (node.staged is None or node.staged.name != TARGET):
+        return f"{words}: it is not what was verified", _not_finalized(apply(kind, node, effect))
     if effect is E.NOTE_PROVED:
         root, config = node.deployment(task.pending), task.config
         if (root.says, root.files, node.shared) != (config, config, config):
@@ -192,8 +206,14 @@ def faults(kind: Kind, node: Node) -> Iterator[Outcome]:
     if effect in _CALLS:
         yield f"{task.step}: {effect.value}: fails for now", _give_up_for_now(node)
     if effect in _CAN_BREAK and task.step in _ABOUT_THE_TARGET:
-        broken = node._replace(staged=None, locked=False) if effect is E.FINALIZE else node
-        yield f"{task.step}: {effect.value}: the target is impossible", _broken(broken)._replace(blame=True)
+        yield f"{task.step}: {effect.value}: the target is impossible", _broken(node)._replace(blame=True)
+    gone = node._replace(staged=None, locked=False)
+    if effect is E.FINALIZE:
+        yield "finalize: it fails", _not_finalized(gone)
+        yield "finalize: it fails, and what is staged stays", _not_finalized(node)
+        yield "finalize: it fails for the last time", _not_finalized(gone, E.NOTE_FAILURE)._replace(blame=True)
+    if effect in _NEED_ROOM and task.step in _OUT_OF_SERVICE:
+        yield f"{task.step}: {effect.value}: the disk is full", _retreat(gone if effect is E.FINALIZE else node)
 
 
 def _done(node: Node, task: Task) -> Node:
@@ -225,6 +245,22 @@ def _give_up_for_now(node: Node) -> Node:
 def _broken(node: Node) -> Node:
     assert node.task is not None
     return node._replace(task=node.task._replace(effects=(E.NOTE_FAILURE.value,)))
+
+
+def _not_finalized(node: Node, *more: Effect) -> Node:
+    """The node goes back to work (`Performer._finalization_failed`)."""
+    assert node.task is not None
+    lock = (E.LOCK,) if node.staged is not None else ()
+    effects = (*lock, *_back_to_work(node), E.NOTE_UNVERIFIED, *more)
+    return node._replace(task=node.task._replace(effects=tuple(effect.value for effect in effects)), held=True)
+
+
+def _retreat(node: Node) -> Node:
+    """A node does not wait out of service for room (`Performer._retreat`)."""
+    assert node.task is not None
+    back = _back_to_work(node) if node.task.step == Step.FINALIZE.value else ()
+    effects = tuple(effect.value for effect in (*back, *_discarded(node)))
+    return node._replace(task=Task(Step.DISCARD.value, effects, False, node.task.config, ""), held=True)
 
 
 def _stands_in_the_way(kind: Kind, node: Node, task: Task, effect: Effect) -> bool:

@@ -15,7 +15,9 @@ from tests.model.node import (
     DOWN,
     EDITED,
     FOREIGN,
+    FORMER,
     GOOD,
+    HALF,
     MIXED,
     NEW,
     NOTHING,
@@ -46,6 +48,8 @@ def ordinary(kind: Kind, node: Node, decide: Decide) -> Iterator[Outcome]:
     """What happens when nothing gets in the way; at rest, also what people want next."""
     if node.task is not None:
         yield steps.advance(kind, node)
+    elif node.agent == UP and node.torn:
+        yield "the agent finds the journal damaged", steps.start(node)
     elif node.agent == UP:
         yield from _round(kind, node, decide)
         yield from _meanwhile(kind, node)
@@ -61,7 +65,7 @@ def disturbances(kind: Kind, node: Node) -> Iterator[Outcome]:
     """What gets in the way, at any moment."""
     if node.task is not None:
         yield from steps.faults(kind, node)
-    elif node.agent == UP:
+    elif node.agent == UP and not node.torn:
         if node.update is not None:
             yield from _wishes(node)
         if kind.os:
@@ -80,7 +84,7 @@ def _round(kind: Kind, node: Node, decide: Decide) -> Iterator[Outcome]:
     decision = decide(o)
     if decision.step in PATIENT:
         return
-    if decision.step is Step.REBOOT and node.asked:
+    if decision.step is Step.REBOOT and node.asked and (node.staged is None or node.locked):
         if not node.going_down:
             yield "the reboot does not come in time", node._replace(asked=False, held=True)
         return
@@ -111,14 +115,20 @@ def _meanwhile(kind: Kind, node: Node) -> Iterator[Outcome]:
 def _accidents(kind: Kind, node: Node) -> Iterator[Outcome]:
     if node.agent != DOWN or node.task is not None:
         killed = node._replace(agent=DOWN, task=None, held=False, asked=False)
+        if node.agent == SETTLING and node.serves == MIXED:
+            killed = killed._replace(serves=HALF)
         yield "the agent is killed", killed
-    elif not node.torn and node.booted == SOURCE and not node.pending and (node.staged is None or node.locked):
+    idle = node.agent in (DOWN, UP) and node.task is None
+    if idle and not node.torn and node.booted == SOURCE and not node.pending and (node.staged is None or node.locked):
         # Together with a reboot into what is finalized nothing tells any more what belongs to whom.
-        yield "the journal is damaged", node._replace(torn=True)
+        yield "the journal is damaged", node._replace(torn=True, held=False)
     yield from power_cut(node)
     # Nor with another root: a record that was lost says nothing of who belongs to which.
     if node.update is not None and node.update.desired and not node.torn and len(node.entries) > 1:
         for words, cut in power_cut(node, hand=True):
+            yield f"{words}; somebody chooses the other boot entry", cut
+    if node.update is None and node.task is None and node.agent == UP and not node.torn and node.confirmed:
+        for words, cut in power_cut(node, hand=True) if len(node.entries) > 1 else ():
             yield f"{words}; somebody chooses the other boot entry", cut
 
 
@@ -148,13 +158,14 @@ def _strangers(kind: Kind, node: Node) -> Iterator[Outcome]:
     # A cleanup in the instant between our last look and the finalization cannot be told from a failure of the target.
     instant = node.task is not None and node.task.effects[0] in (Effect.UNLOCK.value, Effect.FINALIZE.value)
     blame = node.blame or instant or bool(node.update and node.update.armed)
-    # While a target is booted and not confirmed, somebody else's transaction or cleanup drops the deployment to go
-    # back to, which nothing can cure. One of theirs for each update is enough: a second takes the first's place.
+    # One of theirs for each update is enough: a second takes the first's place.
     theirs = STRANGER in {node.staged and node.staged.name, *(entry.name for entry in node.entries)}
-    if not arrived(node) and not theirs:
+    if not theirs:
         tree = Deployment(STRANGER, FOREIGN, (node.staged or node.root).kargs, "", "")
         yield "somebody else stages", node._replace(staged=tree, locked=False, blame=blame)
-    if not arrived(node) and (node.staged is not None or node.pending):
+    if arrived(node) and len(node.entries) > 1:
+        yield "somebody else removes the deployment to go back to", node._replace(entries=(node.root,))
+    if node.staged is not None or node.pending:
         yield "somebody else calls Cleanup", apply(kind, node, Effect.CLEAR_STAGE)._replace(blame=blame)
     if not node.going_down:
         yield "somebody else reboots", boot(finalize(kind, node))
@@ -183,6 +194,7 @@ def boot(node: Node, hand: bool = False) -> Node:
             unsynced=None,
             serves=entry.says if entry.files in (entry.says, EDITED) else entry.files,
             blame=node.blame or hand,
+            chosen=node.chosen or entry.name == FORMER,
         )
     )
 
@@ -193,7 +205,7 @@ def calm(kind: Kind, node: Node, decide: Decide) -> list[Outcome]:
         return [("the machine reboots", boot(finalize(kind, node)))]
     if node.task is not None:
         return [steps.advance(kind, node)]
-    if node.agent == DOWN:
+    if node.agent == DOWN or node.torn:
         return [("the agent starts", steps.start(node))]
     if not node.images:
         return [("the image comes back", node._replace(images=True))]
@@ -208,11 +220,25 @@ def calm(kind: Kind, node: Node, decide: Decide) -> list[Outcome]:
 
 
 def normal(node: Node) -> Node:
-    """The same node under one name. Without an update in flight nobody cares what else could be booted, the booted
-    deployment is "s", the config that it carries is "old", and the one that is desired instead is "new"."""
-    if node.update is not None or node.task is not None or node.agent != UP or node.pending or node.torn:
+    """The same node under one name. Without an update in flight the booted deployment is "s", what else could be booted
+    plays a part only as long as one of both was confirmed, the config that is carried is "old", and the one that is
+    desired instead is "new"."""
+    if node.update is not None or node.task is not None or node.agent != UP or node.torn:
         return node
-    node = node._replace(entries=(node.root._replace(name=SOURCE),), booted=SOURCE, health=PENDING)
+    names = [entry.name for entry in node.entries]
+    kept = node.confirmed is not None and len(names) > 1 and node.confirmed[1] in names
+    if not kept and node.pending:
+        return node
+    if kept and node.confirmed is not None:
+        config, there = node.confirmed
+        confirmed = (config, SOURCE if there == node.booted else FORMER)
+        entries = tuple(
+            entry._replace(name=SOURCE if entry.name == node.booted else FORMER) for entry in node.entries
+        )
+        node = node._replace(entries=entries, booted=SOURCE, confirmed=confirmed, health=PENDING)
+    else:
+        root = node.root._replace(name=SOURCE)
+        node = node._replace(entries=(root,), booted=SOURCE, confirmed=None, health=PENDING)
     node = _swapped(node, node.root.says, OLD)
     return _swapped(node, OTHER, NEW) if node.desired == OTHER else node
 
@@ -228,6 +254,7 @@ def _swapped(node: Node, one: str, other: str) -> Node:
     return node._replace(
         desired=renamed(node.desired),
         failed=renamed(node.failed),
+        confirmed=node.confirmed and (renamed(node.confirmed[0]), node.confirmed[1]),
         entries=tuple(Deployment(*(renamed(value) for value in entry)) for entry in node.entries),
         staged=node.staged and Deployment(*(renamed(value) for value in node.staged)),
         shared=renamed(node.shared),

@@ -40,6 +40,15 @@ def everything() -> list[tuple[Optional[Update], str, bool, Early]]:
             for update, booted, complete in itertools.product(updates, (TARGET, SOURCE, "", "other"), (False, True))]
 
 
+def test_only_a_live_change_that_is_half_written_is_put_back_and_no_other_minds_the_undo_record() -> None:
+    for update, booted, complete, action in everything():
+        touched = decide(update, booted, complete, untouched=False)[0]
+        assert touched is (Early.PUT_BACK if update is not None and update.live else action)
+        if update is not None and update.live:
+            applied = dataclasses.replace(update, applied=True)
+            assert decide(applied, booted, complete, untouched=False)[0] is Early.NOTHING
+
+
 def test_every_boot_has_a_decision_and_a_reason() -> None:
     assert {action for _u, _b, _c, action in everything()} == set(Early)
     for update, booted, complete, _action in everything():
@@ -65,6 +74,14 @@ def test_only_the_incomplete_target_is_completed_and_never_more_often_than_said(
             assert update is not None and booted == update.staged and not complete
         if action is Early.COMPLETE:
             assert update is not None and update.repairs < MOST_REPAIRS and not update.rolled_back
+
+
+def test_what_somebody_else_has_made_of_the_target_keeps_the_targets_files() -> None:
+    """They staged a package onto the booted target and rebooted before it was confirmed."""
+    for update, booted, complete, action in everything():
+        found = decide(update, booted, complete, carries=True)[0]
+        other = update is not None and booted != update.staged
+        assert found is (Early.NOTHING if other else action)
 
 
 def test_any_other_deployment_gets_its_shared_files_back() -> None:
@@ -322,6 +339,70 @@ def test_a_live_change_in_flight_is_left_to_the_loop(node: Node) -> None:
     journal.store(node.journal, Journal(dataclasses.replace(UPDATE, live=True)))
     assert node.early().action is Early.NOTHING
     assert is_old(node)
+
+
+# -- a live change ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(node: Node) -> Node:
+    """A change without a reboot whose undo record is there; nothing of it is written yet."""
+    node = node.booting(SOURCE)
+    journal.store(node.journal, Journal(dataclasses.replace(UPDATE, live=True, staged="", finalizing="")))
+    commit.remember(LOAD, node.undo, node.root, lambda path: True)
+    return node
+
+
+def test_a_live_change_that_is_half_written_is_put_back_and_booted_again_once(live: Node) -> None:
+    commit.apply(LOAD, live.payloads, live.root, lambda path: path.startswith("/etc/new"))
+    outcome = live.early()
+    assert outcome.action is Early.PUT_BACK and outcome.reboot and is_old(live) and live.read("/etc/new") is None
+    assert live.undo.load("u1") is not None and live.update.live, "the loop goes on from here"
+    assert live.early() == Outcome(Early.NOTHING, "no update that reboots is in flight")
+
+
+def test_a_live_change_that_is_wholly_written_and_not_acted_upon_is_put_back_too(live: Node) -> None:
+    commit.apply(LOAD, live.payloads, live.root)
+    assert live.early().reboot and is_old(live)
+
+
+def test_a_live_change_of_which_nothing_is_written_or_that_was_applied_is_no_reason_to_reboot(live: Node) -> None:
+    assert live.early().action is Early.NOTHING
+    commit.apply(LOAD, live.payloads, live.root)
+    journal.store(live.journal, Journal(dataclasses.replace(live.update, applied=True)))
+    assert live.early().action is Early.NOTHING and is_new(live)
+
+
+def test_what_cannot_be_put_back_is_no_reason_to_reboot(live: Node) -> None:
+    """A directory that was made for the config holds somebody's file meanwhile: it stays."""
+    live.undo.drop("u1")
+    made = Payload("u1", "desired", (("/etc/made/file", Entry.file(b"new").node),))
+    commit.remember(made, live.undo, live.root, lambda path: True)
+    (live.root.path / "etc/made").mkdir()
+    (live.root.path / "etc/made/theirs").touch()
+    outcome = live.early()
+    assert outcome.action is Early.PUT_BACK and not outcome.reboot
+
+
+def test_what_is_spoilt_again_before_each_boot_does_not_make_a_reboot_loop(live: Node) -> None:
+    reboots = 0
+    for _boot in range(MOST_REPAIRS + 3):
+        commit.apply(LOAD, live.payloads, live.root)
+        reboots += live.early().reboot
+        assert is_old(live)
+    assert reboots == MOST_REPAIRS
+
+
+def test_a_power_cut_at_any_write_of_putting_a_live_change_back_is_made_good_by_the_next_boot(live: Node) -> None:
+    commit.apply(LOAD, live.payloads, live.root)
+    total = writes_of(live)
+    assert total > 3 and is_old(live)
+    for lasts in range(total):
+        commit.apply(LOAD, live.payloads, live.root)
+        journal.store(live.journal, Journal(dataclasses.replace(live.update, repairs=0)))
+        assert cut(live, lasts)
+        outcome = live.early()
+        assert is_old(live) and (outcome.reboot or outcome.action is Early.NOTHING)
 
 
 # -- power cuts -------------------------------------------------------------------------------------------------------
