@@ -45,8 +45,8 @@ class Outcome:
 def decide(
     update: Optional[Update], booted: str, complete: bool, untouched: bool = True, carries: bool = False
 ) -> tuple[Early, str]:
-    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: all of what
-    the undo record of a live change holds, if there is one. `carries`: it says that it carries the target's config."""
+    """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: or all of
+    the undo record of a live change, if there is one. `carries`: it says that it carries the target's config."""
     if update is not None and update.live and not update.applied and not untouched:
         return Early.PUT_BACK, "a change without a reboot was interrupted while it was written"
     if update is None or update.live:
