@@ -343,9 +343,11 @@ class Performer:
                 update.id, facts.current, context.policy, context.root, context.payloads, context.undo, context.systemd
             )
         else:
-            # What somebody else has made of the booted target carries its config, and the files fit that.
-            if facts.current is None or facts.current.identity != update.desired:
-                commit.take_back(update.id, context.undo, context.root)
+            carries = facts.current is not None and facts.current.identity == update.desired
+            if carries and context.undo.load(update.id) is not None:
+                self._complete(update)
+            else:
+                commit.take_back(update.id, context.undo, context.root, drop=False)
             self._clear_lost_stage(facts, update)
         self._back_to_work(update)
         record = self._update.record()
@@ -355,6 +357,16 @@ class Performer:
             failed = FailedTarget.of(update, decision.why)
         self._update.store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
+
+    def _complete(self, update: Update) -> None:
+        """What somebody else has made of the booted target carries its config: the files outside /etc have to fit that.
+        The early unit sees to it first; here it is made sure of. What cannot be done is drift."""
+        try:
+            load = self._context.payloads.load(update.id)
+            if load is not None:
+                commit.apply(load, self._context.payloads, self._context.root)
+        except Broken as error:
+            log.warning("%s", error)
 
     def _clear_lost_stage(self, facts: Facts, update: Update) -> None:
         """What was staged is forgotten with the boot, but its directory stays on the disk, with what was put into its

@@ -46,17 +46,17 @@ def decide(
     update: Optional[Update], booted: str, complete: bool, untouched: bool = True, carries: bool = False
 ) -> tuple[Early, str]:
     """The whole policy of the early unit. `complete`: the booted root holds all of the payload. `untouched`: or all of
-    the undo record of a live change, if there is one. `carries`: it says that it carries the target's config."""
+    the undo record of a live change, if there is one. `carries`: it says that it has the target's config, and some of
+    that was written."""
     if update is not None and update.live and not update.applied and not untouched:
         return Early.PUT_BACK, "a change without a reboot was interrupted while it was written"
     if update is None or update.live:
         return Early.NOTHING, "no update that reboots is in flight"
     if not update.staged or (booted != update.staged and not update.finalizing):
         return Early.NOTHING, "the update in flight was not finalized"
-    if booted != update.staged and carries:
-        return Early.NOTHING, "somebody else's deployment is booted, made from the target: the files fit it"
-    if booted != update.staged:
+    if booted != update.staged and not carries:
         return Early.PUT_BACK, "the old deployment is booted"
+    # The target, or what somebody else has made of it once it was booted: the files outside /etc belong to both.
     # Finalized by us, or by a shutdown after somebody else had unlocked it: verified it was, or it had no name here.
     if complete:
         return Early.NOTHING, "the target is booted and complete"
@@ -82,7 +82,9 @@ def run(machine: Machine, root: Root, path: Path, payloads: Shelf, undo: Shelf) 
         return _settle_live(record, update, booted, root, path, undo)
     load = _payload(payloads, update.id)
     complete = load is not None and verify.validate(root, load.expected(), load.passwords).ok
-    action, why = decide(update, booted, complete, carries=lost.carried(root) == update.desired)
+    # Without an undo record nothing was written yet: then it is an older deployment with the same config.
+    carries = lost.carried(root) == update.desired and _payload(undo, update.id) is not None
+    action, why = decide(update, booted, complete, carries=carries)
     if action is Early.COMPLETE and load is not None:
         # Counted before it is tried: a power cut in the middle counts too.
         changed = dataclasses.replace(

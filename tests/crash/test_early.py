@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.field.conftest import Aged
 from tests.field.evidence import (
+    ARCHIVE,
     STATE,
     boot_by_hand,
     journal,
+    no_leftovers,
     open_gate,
     rests_on,
     status,
@@ -177,6 +181,54 @@ def test_a_payload_that_is_torn_is_not_committed(finalized: Node) -> None:
     assert node.machine.booted().name == old
     validated(node)
     assert status(node)["state"] == "Degraded" and journal(node)["update"] is None
+
+
+POLICY = "/etc/mcdaemon/policy.yaml"
+_CUT_IN_THE_MIDDLE = """
+import os
+from mcdaemon import assembly, cli, settings
+from mcdaemon.agent import Agent, make_places
+from mcdaemon.context import RUNTIME
+from mcdaemon.host import files
+from mcdaemon.report.notify import Notifier
+from mcdaemon.reporter import Reporter
+from mcdaemon.update import commit
+def apply(*arguments, real=commit.apply):
+    def rename(*renamed, rename=files._rename, **named):
+        rename(*renamed, **named)
+        if renamed[2] == "/etc/app.conf":
+            os._exit(0)
+    files._rename = rename
+    real(*arguments)
+commit.apply = apply
+cli._log_to_stderr(False)
+context = assembly.assemble(settings.load())
+make_places(context)
+agent = Agent(context, Reporter(context.journal.parent, RUNTIME), Notifier())
+while True:
+    agent.round()
+"""
+
+
+def test_a_power_cut_in_the_middle_of_a_live_change_shows_no_unit_the_mixture(aged: Aged) -> None:
+    """It is put back from what was kept before the first write, and what PID 1 has read of it meanwhile is read anew."""
+    node = aged(config("old"), settings=f"disruption: {{policy_file: {POLICY}}}\n")
+    paths = ("/etc/app.conf", "/usr/local/bin/tool", "/usr/local/bin/workload")
+    node.machine.write(POLICY, json.dumps({"files": [{"path": path, "actions": [{"type": "None"}]} for path in paths]}))
+    node.desire(first=config("new"))
+    node.machine.run(["/usr/bin/python3", "-c", _CUT_IN_THE_MIDDLE], env={"PYTHONPATH": ARCHIVE})
+    assert node.machine.read("/etc/app.conf") == "new\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
+    node.machine.power_cut()
+    assert node.machine.boot() == 2, "the early unit rebooted, once"
+    first, second = node.machine.boots[-2:]
+    assert "early: put-back" in node.machine.journal("mcdaemon-early.service", first)
+    assert "early: nothing" in node.machine.journal("mcdaemon-early.service", second)
+    assert not started(node, first) - {"mcdaemon-early.service"}, "nothing else had started"
+    assert node.machine.read("/run/workload-saw") == "old\n" and node.machine.read("/usr/local/bin/tool") == "old\n"
+    assert tick(node) == 0
+    rests_on(node, "50-new")
+    assert node.machine.read("/usr/local/bin/tool") == "new\n"
+    no_leftovers(node)
 
 
 def test_a_boot_with_no_update_in_flight_is_left_alone(aged: Aged) -> None:

@@ -35,7 +35,7 @@ drain: {{command: [/usr/bin/touch, {OUT}], undo: [/usr/bin/rm, -f, {OUT}]}}
 """
 
 _PROBE = """
-import os, sys
+import functools, os, sys
 from mcdaemon import assembly, cli, perform, settings
 from mcdaemon.agent import Agent, make_places
 from mcdaemon.context import RUNTIME
@@ -65,6 +65,7 @@ wrap(payload.Shelf, "save", lambda shelf, *_: shelf.folder.name + " saved")
 wrap(payload.Shelf, "drop", lambda shelf, *_: shelf.folder.name + " dropped")
 wrap(perform, "_run_hook", lambda _argv, _timeout, doing, *_: doing.split()[0] + " hook")
 wrap(deployments.Machine, "unlock", lambda *_: "unlocked")
+wrap(deployments.Machine, "lock", lambda *_: "locked")
 wrap(deployments.Machine, "finalize", lambda *_: "finalized")
 wrap(live, "act", lambda *_: "services")
 wrap(images.Images, "hold", lambda *_: "image held")
@@ -90,16 +91,18 @@ def apply(*arguments, real=commit.apply):
     real(*arguments)
     writing.pop()
     stop("synced")
-def put(*arguments, real=files.put, **named):
+def written(*arguments, real, **named):
     real(*arguments, **named)
     if writing and not writing[-1]:
         writing[-1] = 1
         stop("some written")
-def sync_tree(*arguments, real=files.sync_tree):
-    if writing:
+files.put = functools.partial(written, real=files.put)
+files._rename = functools.partial(written, real=files._rename)
+def sync_tree(root, paths, real=files.sync_tree):
+    if writing and isinstance(paths, set):  # the first sync is of the temporaries
         stop("rest written")
-    real(*arguments)
-commit.apply, files.put, files.sync_tree = apply, put, sync_tree
+    real(root, paths)
+commit.apply, files.sync_tree = apply, sync_tree
 
 cli._log_to_stderr(False)
 context = assembly.assemble(settings.load())
@@ -124,7 +127,7 @@ BOUNDARY: dict[Effect, str] = {
     E.HOLD_IMAGE: "image held", E.RELEASE_IMAGE: "image released",
     E.LAY_OUT: "payload saved", E.DROP_PAYLOAD: "payload dropped", E.SWEEP_PAYLOAD: "payload dropped",
     E.KEEP_SHARED: "undo saved", E.KEEP_ALL: "undo saved", E.DROP_UNDO: "undo dropped", E.SWEEP_UNDO: "undo dropped",
-    E.DRAIN: "drain hook", E.UNDRAIN: "take hook", E.UNLOCK: "unlocked", E.FINALIZE: "finalized",
+    E.DRAIN: "drain hook", E.UNDRAIN: "take hook", E.UNLOCK: "unlocked", E.LOCK: "locked", E.CLEAR_LOST: "cleanup", E.FINALIZE: "finalized",
     E.WRITE_SOME: "some written", E.PUT_SOME_BACK: "some written",
     E.WRITE_REST: "rest written", E.PUT_REST_BACK: "rest written", E.SYNC: "synced",
     E.SWEEP_HOLD: "holds swept", E.RESTART: "services", E.ASK: "asked", E.REBOOT_AT_ONCE: "rebooted",
@@ -182,6 +185,9 @@ class Walk:
         after = steps.advance(self.kind, self.abstract)[1]
         if effect in (E.SWEEP_PAYLOAD, E.SWEEP_UNDO) and of_model(after) == of_model(self.abstract):
             self.abstract = after  # it belongs to the update in flight
+            return effect
+        if effect is E.PUT_SOME_BACK and of_model(after) == of_model(self.abstract):
+            self.abstract = after  # all of it is back already
             return effect
         self.stopped_at(BOUNDARY[effect])
         self.abstract = after

@@ -11,9 +11,10 @@ import pytest
 from tests.field.conftest import Aged, MakeNode, Push
 from tests.field.effects import BOUNDARY, OUT, SETTINGS, Walk, desiring_new, early_by_hand, walking
 from tests.field.evidence import NEW, OLD, settle
+from tests.field.rivals import fails_times, finalizer, rival
 from tests.model import steps, world
 from tests.model.effects import Effect, finalize
-from tests.model.node import DOWN, KINDS, MIXED, UP, Undo, with_root
+from tests.model.node import DOWN, FOREIGN, KINDS, MIXED, STRANGER, UP, Deployment, Undo, with_root
 from tests.model.node import Node as Abstract
 from tests.stand.configs import machine_config
 from tests.stand.node import Node, next_image
@@ -68,8 +69,8 @@ def test_dropping_a_committed_update_has_the_effects_of_the_model(node: Node) ->
         before = len(walk.seen)
         assert walk.step() == "discard"
     assert walk.seen[before:] == [
-        E.CLEAR_STAGE, E.PUT_SOME_BACK, E.PUT_REST_BACK, E.SYNC, E.DROP_UNDO, E.NOTE_RETURNING, E.UNDRAIN,
-        E.NOTE_BACK, E.NOTE_DISCARDED, E.DROP_PAYLOAD, E.DROP_UNDO,
+        E.CLEAR_STAGE, E.PUT_SOME_BACK, E.PUT_REST_BACK, E.SYNC, E.NOTE_RETURNING, E.UNDRAIN, E.NOTE_BACK,
+        E.NOTE_DISCARDED, E.DROP_PAYLOAD, E.DROP_UNDO,
     ]  # fmt: skip
 
 
@@ -94,8 +95,9 @@ def test_the_way_back_has_the_effects_of_the_model(node: Node) -> None:
         walk.go_on()
         walk.told(E.FORGET_FAILED)
     assert seen + walk.seen == [
-        E.NOTE_ROLLED_BACK, E.DEFAULT_BACK, E.PUT_SOME_BACK, E.PUT_REST_BACK, E.SYNC, E.DROP_UNDO, E.ASK, E.VOID_PROOF,
-        E.NOTE_RETURNING, E.UNDRAIN, E.NOTE_BACK, E.NOTE_DISCARDED, E.DROP_PAYLOAD, E.DROP_UNDO, E.FORGET_FAILED,
+        E.NOTE_ROLLED_BACK, E.DEFAULT_BACK, E.ASK, E.VOID_PROOF, E.PUT_SOME_BACK, E.PUT_REST_BACK, E.SYNC,
+        E.PUT_REST_BACK, E.SYNC, E.CLEAR_LOST, E.NOTE_RETURNING, E.UNDRAIN, E.NOTE_BACK,
+        E.NOTE_DISCARDED, E.DROP_PAYLOAD, E.DROP_UNDO, E.FORGET_FAILED,
     ]  # fmt: skip
 
 
@@ -138,6 +140,28 @@ def test_a_root_that_is_not_what_was_asked_for_is_written_down_as_in_the_model(n
         walk.begin()
         walk.abstract = steps.advance(FILES, walk.abstract)[1]
         assert walk.effect() is E.NOTE_FAILURE
+
+
+def test_what_somebody_else_stages_on_top_is_locked_as_in_the_model(node: Node) -> None:
+    with walking(node, FILES, desiring_new(FILES)) as walk:
+        walk.until("finalize")
+        rival(node, "kargs", "by-hand")
+        theirs = Deployment(STRANGER, FOREIGN, "", "", "")
+        walk.abstract = walk.abstract._replace(staged=theirs, locked=False)
+        assert walk.begin() == "commit-files"
+        assert walk.effect() is E.LOCK
+
+
+def test_a_finalization_that_fails_has_the_effects_of_the_model(node: Node) -> None:
+    with walking(node, FILES, desiring_new(FILES)) as walk:
+        walk.until("drain")
+        finalizer(node, fails_times(1))
+        walk.begin()
+        assert (walk.effect(), walk.effect()) == (E.NOTE_FINALIZING, E.UNLOCK)
+        before = len(walk.seen)
+        walk.abstract = next(after for what, after in steps.faults(FILES, walk.abstract) if what == "finalize: it fails")
+        walk.effects()
+        assert walk.seen[before:] == [E.NOTE_RETURNING, E.UNDRAIN, E.NOTE_BACK, E.NOTE_UNVERIFIED]
 
 
 def test_a_live_change_has_the_effects_of_the_model(aged: Aged) -> None:
@@ -218,8 +242,10 @@ TESTS: dict[Callable[..., None], tuple[Effect, ...]] = {
         E.CLEAR_STAGE, E.PUT_SOME_BACK, E.PUT_REST_BACK, E.NOTE_DISCARDED,
     ),
     test_the_way_back_has_the_effects_of_the_model: (
-        E.NOTE_ROLLED_BACK, E.DEFAULT_BACK, E.VOID_PROOF, E.FORGET_FAILED,
+        E.NOTE_ROLLED_BACK, E.DEFAULT_BACK, E.VOID_PROOF, E.CLEAR_LOST, E.FORGET_FAILED,
     ),
+    test_what_somebody_else_stages_on_top_is_locked_as_in_the_model: (E.LOCK,),
+    test_a_finalization_that_fails_has_the_effects_of_the_model: (E.NOTE_UNVERIFIED,),
     test_the_early_unit_has_the_effects_of_the_model: (E.NOTE_REPAIR, E.REBOOT_AT_ONCE, E.NOTE_GIVEN_UP),
     test_a_reboot_that_is_not_to_be_had_has_the_effects_of_the_model: (E.DISARM,),
     test_a_root_that_is_not_what_was_asked_for_is_written_down_as_in_the_model: (E.NOTE_FAILURE,),

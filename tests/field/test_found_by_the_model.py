@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.field.evidence import NEW, OLD, STATE, is_old, no_leftovers, stop_after, tick
+from tests.field.evidence import ARCHIVE, NEW, OLD, STATE, is_old, no_leftovers, stop_after, tick
 from tests.field.evidence import journal as record
-from tests.stand.node import Node
+from tests.stand.node import DESIRED, Node
 
 pytestmark = pytest.mark.stand
 
@@ -37,3 +37,26 @@ def test_a_journal_that_is_damaged_before_a_boot_does_not_leave_the_node_drained
     assert old.machine.exists(UNDRAINED)
     is_old(old)
     no_leftovers(old)
+
+
+def test_a_journal_that_is_damaged_while_the_agent_runs_does_not_leave_the_node_drained(old: Node) -> None:
+    """Between two steps of one run: what was in flight is told by what it left, as at a start."""
+    old.machine.write("/run/may-drain", "")
+    old.machine.write("/run/damage.py", _DAMAGE)
+    old.desire(first=NEW)
+    said = old.machine.run(["/usr/bin/python3", "/run/damage.py"], env={"PYTHONPATH": ARCHIVE}, check=False).stderr
+    assert "cannot use the journal" in said and "it is kept as" in said and "discard: " in said
+    assert old.machine.exists(UNDRAINED) and old.machine.read(f"{STATE}/journal.json.alien-1") == "torn"
+    is_old(old)
+    no_leftovers(old)
+
+
+_DAMAGE = f"""
+from mcdaemon import cli, perform
+def drain(self, *arguments, real=perform.Performer._drain):
+    real(self, *arguments)
+    open("{STATE}/journal.json", "w").write("torn")
+    open("{DESIRED}/first.json", "w").write({OLD!r})
+perform.Performer._drain = drain
+cli.main(["run", "--once"])
+"""

@@ -294,7 +294,7 @@ from mcdaemon.agent import Agent, make_places
 from mcdaemon.perform import Performer
 from mcdaemon.report.notify import Notifier
 from mcdaemon.reporter import Reporter
-from mcdaemon.update import commit, rollback
+from mcdaemon.update import rollback
 point = sys.argv[1]
 def after(owner, name):
     real = getattr(owner, name)
@@ -306,8 +306,6 @@ if point == "noted":
     rollback.to_source = lambda *arguments: os._exit(0)
 elif point == "switched":
     after(rollback, "to_source")
-elif point == "files-back":
-    after(commit, "take_back")
 else:
     Performer._ask_for_reboot = lambda self: os._exit(0)
 cli._log_to_stderr(False)
@@ -321,7 +319,7 @@ while True:
 
 
 @pytest.mark.parametrize("end", ["power-cut", "kill"])
-@pytest.mark.parametrize("point", ["noted", "switched", "files-back", "about-to-ask"])
+@pytest.mark.parametrize("point", ["noted", "switched", "about-to-ask"])
 def test_a_way_back_that_is_interrupted_at_any_of_its_effects_ends_in_the_old_config_once(
     aged: Aged, point: str, end: str
 ) -> None:

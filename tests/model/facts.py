@@ -6,9 +6,7 @@ from mcdaemon.decide import Booted, Health, Observation, Staged
 from tests.model.node import (
     BAD,
     CONFIGS,
-    EDITED,
     GOOD,
-    MIXED,
     NOTHING,
     NOW,
     REFUSED,
@@ -45,7 +43,7 @@ def observation(kind: Kind, node: Node) -> Observation:
     if update is not None:
         progress = update.progress(NOW, node.staged.name if node.staged else "", node.pending)
     elif wish in (None, has):
-        drift = "something was changed" if node.root.files in (EDITED, MIXED) or node.shared != has else ""
+        drift = "something was changed" if node.root.files != has or node.shared != has else ""
         return Observation(wish, has, drift=drift)
     elif stood_back(node):
         return Observation(wish, has, stood_back="an older deployment was chosen")

@@ -17,6 +17,7 @@ from tests.model.node import (
     EDITED,
     FOREIGN,
     FORMER,
+    MERGED,
     MIXED,
     NOTHING,
     NOW,
@@ -44,7 +45,7 @@ def in_state(kind: Kind, node: Node) -> Optional[str]:
 def _states(kind: Kind, node: Node) -> Iterator[str]:
     if kind.reboot:
         for entry in node.entries:
-            if entry.name == SOURCE and (entry.says != OLD or entry.files not in (OLD, EDITED)):
+            if entry.name == SOURCE and not _made_of_half_a_target(entry) and (entry.says != OLD or entry.files not in (OLD, EDITED)):
                 yield "the /etc of the old deployment was changed by an update that reboots"
         in_service = node.agent == UP and node.task is None and node.booted == SOURCE and not node.out
         # Who boots the old entry by hand, and whose early unit is killed, has them until the agent's first step.
@@ -98,9 +99,11 @@ def _leftovers(node: Node) -> Iterator[str]:
         yield "an update has ended, and its payload, undo record or hold is left"
     if node.staged is not None and node.staged.name == TARGET:
         yield "an update has ended, and its staged deployment is left"
-    if node.pending and not (node.chosen and node.pending == FORMER):
+    theirs = node.pending == FORMER and (node.chosen or node.deployment(FORMER).os == FOREIGN)
+    if node.pending and not theirs:
         yield "the next boot enters a deployment that nobody wants"
-    if not node.going_down and MIXED in (node.root.files, node.shared):
+    files = "" if _made_of_half_a_target(node.root) else node.root.files
+    if not node.going_down and MIXED in (files, node.shared):
         yield "an update has ended, and files are mixed"
 
 
@@ -314,7 +317,10 @@ def at_rest(kind: Kind, node: Node, o: Observation, d: Decision) -> Optional[str
     if left is not None:
         return left
     root, has = node.root, node.root.says
-    if not exact(kind, root, has) or (node.shared != has and not node.chosen) or node.serves != has:
+    theirs = _made_of_half_a_target(root)
+    read = (has, root.files) if theirs else (has,)
+    fits = exact(kind, root._replace(files=has) if theirs else root, has)
+    if not fits or (node.shared != has and not node.chosen) or node.serves not in read:
         return "a mixture stays"
     if d.step is Step.REST and not o.stood_back and node.desired not in (has, NOTHING):
         return "rests on something else than the desired config"
@@ -323,6 +329,12 @@ def at_rest(kind: Kind, node: Node, o: Observation, d: Decision) -> Optional[str
     if d.step is Step.REJECT and node.desired not in (REFUSED, UNREADABLE):
         return "refuses what can be reached"
     return None
+
+
+def _made_of_half_a_target(root: Deployment) -> bool:
+    """Theirs, staged onto a target without all of its files, while that was about to be completed: nobody can tell any
+    more what was ours in its /etc. What differs from the config that it says it carries is told."""
+    return root.os == FOREIGN and root.files in (MERGED, MIXED)
 
 
 def _stuck(node: Node, o: Observation) -> bool:

@@ -105,8 +105,9 @@ def _discarded(node: Node) -> Iterator[Effect]:
     if _has_undo(node) and (update.live or node.root.says != update.desired):
         yield from _PUT_BACK
         if update.live:
-            yield E.RESTART
-        yield E.DROP_UNDO
+            yield from (E.RESTART, E.DROP_UNDO)
+    elif _has_undo(node) and node.payload is not None and node.payload[0] == update.id:
+        yield from _WRITE
     if not update.live and update.attempt and node.staged is None and not node.pending:
         yield E.CLEAR_LOST
     yield from _back_to_work(node)
@@ -141,7 +142,8 @@ def settle(node: Node) -> Node:
     if node.torn or update is None:
         return node._replace(agent=DOWN)
     load = node.payload is not None and node.payload[0] == update.id
-    action, _why = decide_early(update, node.booted, load and complete(node), untouched(node), node.root.says == update.desired)
+    carries = node.root.says == update.desired and _has_undo(node)
+    action, _why = decide_early(update, node.booted, load and complete(node), untouched(node), carries)
     if action is Early.PUT_BACK and update.live:
         reboot = [E.REBOOT_AT_ONCE] if update.repairs < MOST_REPAIRS else []
         return _go(node, "early", [E.NOTE_REPAIR, *_PUT_BACK, *reboot])

@@ -80,8 +80,9 @@ def test_what_somebody_else_has_made_of_the_target_keeps_the_targets_files() -> 
     """They staged a package onto the booted target and rebooted before it was confirmed."""
     for update, booted, complete, action in everything():
         found = decide(update, booted, complete, carries=True)[0]
-        other = update is not None and booted != update.staged
-        assert found is (Early.NOTHING if other else action)
+        as_target = decide(update, update.staged if update is not None else "", complete)[0]
+        finalized = update is not None and bool(update.finalizing)
+        assert found is (as_target if finalized else action)
 
 
 def test_any_other_deployment_gets_its_shared_files_back() -> None:
