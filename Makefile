@@ -40,9 +40,10 @@ POINT :=
 VARIANT :=
 
 .PHONY: test-crash
-test-crash: deps $(ARCHIVE) ## Kill the agent at every effect (hours); SCENARIO=live STRIDE=5 OFFSET=0 for a part
+test-crash: deps $(ARCHIVE) ## Kill at every effect, cut the power at every write (hours); SCENARIO=live STRIDE=5 for a part
 	$(IN_VENV) -m tests.crash.everywhere --scenario=$(SCENARIO) --stride=$(STRIDE) --offset=$(OFFSET) --point=$(POINT) \
 		--variant=$(VARIANT)
+	$(if $(SCENARIO),,MCDAEMON_CRASH=all $(IN_VENV) -m pytest tests/crash/test_disk_prefixes.py tests/crash/test_power_cut.py)
 
 .PHONY: model
 model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers

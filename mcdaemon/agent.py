@@ -27,7 +27,8 @@ from mcdaemon.perform import TARGET_FAILED, Performer
 from mcdaemon.report.notify import Notifier, watchdog_interval
 from mcdaemon.reporter import Reporter
 from mcdaemon.retry import Backoff
-from mcdaemon.update import journal
+from mcdaemon.update import early, journal
+from mcdaemon.update.early import Outcome
 
 log = logging.getLogger("mcdaemon")
 
@@ -195,6 +196,7 @@ class Agent:
     def _prepare(self) -> None:
         process.on_wait(self._notifier.watchdog)
         make_places(self._context)
+        self._settle()
         self._sweep()
 
     def _sweep(self) -> None:
@@ -202,6 +204,18 @@ class Agent:
         if alien:
             self._observer.alien = alien
             log.error(alien)
+
+    def _settle(self) -> None:
+        """The early unit may have been killed, or be switched off: what it had to do is done now, and the reboot that
+        it would have asked for comes by itself, because services have read files that are replaced only here."""
+        if self._context.settled.exists():
+            return
+        try:
+            outcome = settle(self._context)
+        except Failure as error:
+            log.error(str(error))
+        else:
+            log.log(logging.WARNING if outcome.reboot else logging.INFO, "%s: %s", outcome.action.value, outcome.why)
 
 
 @contextlib.contextmanager
@@ -286,6 +300,13 @@ class _Waker:
 
 def _level(decision: Decision) -> int:
     return logging.WARNING if decision.step in (Step.HOLD, Step.REJECT, Step.DISCARD, Step.ROLL_BACK) else logging.INFO
+
+
+def settle(context: Context) -> Outcome:
+    """The early unit's work on this boot, and the note that it was done. Raises Failure."""
+    outcome = early.run(context.machine, context.root, context.journal, context.payloads, context.undo)
+    files.write_atomic(context.settled, b"")
+    return outcome
 
 
 def make_places(context: Context) -> None:

@@ -15,7 +15,7 @@ from typing import Optional
 
 from mcdaemon import __version__, assembly
 from mcdaemon import settings as settings_file
-from mcdaemon.agent import Agent, make_places, only_one, wake
+from mcdaemon.agent import Agent, make_places, only_one, settle, wake
 from mcdaemon.context import RUNTIME, Context
 from mcdaemon.decide import Step, decide
 from mcdaemon.errors import Failure, Held, Irreconcilable, Transient
@@ -26,7 +26,7 @@ from mcdaemon.report.endpoint import Endpoint
 from mcdaemon.report.metrics import Board
 from mcdaemon.report.notify import Notifier
 from mcdaemon.reporter import Reporter
-from mcdaemon.update import early, journal
+from mcdaemon.update import journal
 from mcdaemon.update.payload import wanted
 
 OK, FAILED, USAGE, HELD, REFUSED = 0, 1, 2, 3, 4
@@ -278,7 +278,7 @@ def _early(arguments: argparse.Namespace) -> int:
         settings = settings_file.Settings()
     context = assembly.assemble(dataclasses.replace(settings, disruption=settings_file.Disruption()), RUNTIME)
     make_places(context)
-    outcome = early.run(context.machine, context.root, context.journal, context.payloads, context.undo)
+    outcome = settle(context)
     print(f"early: {outcome.action.value}: {outcome.why}", file=sys.stderr)
     if outcome.reboot:
         Performer(context).reboot_at_once()

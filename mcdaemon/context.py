@@ -61,6 +61,11 @@ class Context:
         return Scripts(self.settings.scripts, self.settings.health.script_timeout_seconds)
 
     @property
+    def settled(self) -> Path:
+        """Its existence says that the early unit came to its end in this boot."""
+        return self.runtime / "settled"
+
+    @property
     def retry(self) -> Path:
         """Its existence asks the agent to try a failed target again."""
         return Path(self.settings.state_dir) / "retry"

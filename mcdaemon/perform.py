@@ -6,24 +6,20 @@ import contextlib
 import dataclasses
 import json
 import logging
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional
+from typing import Callable, NoReturn, Optional
 
 from mcdaemon.context import Context
-from mcdaemon.decide import Booted, Decision, Staged, Step
+from mcdaemon.decide import Booted, Decision, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import authfile, files, greenboot, otheragents, packages, process
+from mcdaemon.host import files, greenboot, otheragents, packages, process
 from mcdaemon.host.namespace import with_writable
-from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD
-from mcdaemon.image.reference import Transport
-from mcdaemon.image.resolve import Source
+from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
-from mcdaemon.plan import Plan
-from mcdaemon.update import commit, downgrade, health, journal, live, lost, merge, payload, rollback, stage, verify
+from mcdaemon.staging import MOST_TROUBLES, Staging, release
+from mcdaemon.update import commit, health, journal, live, lost, merge, payload, rollback, verify
 from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
@@ -32,17 +28,8 @@ TARGET_FAILED = "target-failed"
 """Code of the error that says: this target was written off."""
 
 
-_STAGED_ANEW = {"staged": "", "finalizing": "", "armed": ""}
-"""What the journal says of an earlier staging, whose discarding was interrupted, does not hold for the next."""
-
-_MOST_MISSES = 3
-"""How often a staging that reports success may leave something else."""
-
 _MOST_FINALIZATIONS = 3
 """How often a target may fail to be finalized: each time costs a drain (TXN-31)."""
-
-_MOST_TROUBLES = {LOCAL_TROUBLE: 10, NOT_UNDERSTOOD: 3}
-"""How often staging may fail with an error of a code before it is the target's failure."""
 
 
 class Performer:
@@ -50,12 +37,14 @@ class Performer:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._update = InFlight(context.journal)
+        staging = Staging(context, self._update)
         self._asked: Optional[float] = None
         self._effects: dict[Step, Callable[[Facts, Decision], None]] = {
             Step.APPLY_LIVE: self._apply_live,
-            Step.STAGE_OS: self._stage_os,
-            Step.STAGE_KARGS: self._stage_kargs,
-            Step.VERIFY_STAGED: self._verify_staged,
+            Step.STAGE_OS: staging.stage_os,
+            Step.STAGE_KARGS: staging.stage_kargs,
+            Step.VERIFY_STAGED: staging.verify_staged,
             Step.DRAIN: self._drain,
             Step.FINALIZE: self._finalize,
             Step.COMMIT_FILES: self._commit_files,
@@ -77,7 +66,7 @@ class Performer:
         Returns the sentence about a journal that could not be used: who mends it is the only one who learns.
         """
         context, alien = self._context, self._mend()
-        update = self._record().update
+        update = self._update.record().update
         known = {update.id} if update is not None else set()
         for shelf in (context.payloads, context.undo):
             for identity in shelf.identities():
@@ -85,8 +74,10 @@ class Performer:
                     shelf.drop(identity)
         if update is not None and update.unfinalized:
             log.warning("ostree could not finalize %s at the last shutdown: %s", update.name, update.unfinalized)
-            self._note(unfinalized="")
+            self._update.note(unfinalized="")
         files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
+        if update is None:
+            self._etc_before.unlink(missing_ok=True)
         for left in packages.leftovers(context.root):
             log.warning("removing %s, which an interrupted transaction left behind", left)
             packages.remove(context.root)
@@ -109,7 +100,7 @@ class Performer:
             return ""
         told = f"{alien}; it is kept as {journal.keep_aside(context.journal)}"
         _osname, booted = context.machine.booted()
-        self._store(Journal(update=lost.stand_in(context.payloads, context.undo, context.root, booted, told)))
+        self._update.store(Journal(update=lost.stand_in(context.payloads, context.undo, context.root, booted, told)))
         return told
 
     def retry_if_asked(self) -> None:
@@ -118,11 +109,11 @@ class Performer:
         And what was confirmed, where an older deployment was booted since: that is what keeps the agent from acting.
         """
         if self._context.retry.exists():
-            record = self._record()
+            record = self._update.record()
             confirmed = record.confirmed
             if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
                 confirmed = None
-            self._store(dataclasses.replace(record, failed=None, confirmed=confirmed))
+            self._update.store(dataclasses.replace(record, failed=None, confirmed=confirmed))
             self._context.retry.unlink()
 
     def perform(self, decision: Decision, facts: Facts) -> None:
@@ -141,7 +132,7 @@ class Performer:
                 self._retreat(facts, decision, error)
             raise
         except Broken as error:
-            if decision.step not in _CAN_FAIL_THE_TARGET or self._record().update is None:
+            if decision.step not in _CAN_FAIL_THE_TARGET or self._update.record().update is None:
                 raise
             if decision.step in _ABOUT_A_DEPLOYMENT and self._moved(facts):
                 raise Transient(f"somebody else's deployments took the place of ours: {error.sentence}") from error
@@ -160,16 +151,16 @@ class Performer:
 
     def _write_off(self, error: Failure) -> NoReturn:
         """The target cannot be reached: `decide` drops it next, and remembers."""
-        self._note(failure=str(error))
+        self._update.note(failure=str(error))
         raise Broken(error.sentence, error.hint, TARGET_FAILED) from error
 
     def _too_often(self, decision: Decision, error: Transient) -> bool:
         """Count a failure that may pass or may not: the registry's are waited for, these are not for ever."""
-        most = _MOST_TROUBLES.get(error.code)
-        update = self._record().update
+        most = MOST_TROUBLES.get(error.code)
+        update = self._update.record().update
         if most is None or update is None or decision.step not in _CAN_FAIL_THE_TARGET:
             return False
-        return self._note(troubles=update.troubles + 1).troubles >= most
+        return self._update.note(troubles=update.troubles + 1).troubles >= most
 
     def _moved(self, facts: Facts) -> bool:
         """Whether somebody else has staged or cleaned up since the observation: a race lost is not the target's."""
@@ -177,208 +168,15 @@ class Performer:
         seen = facts.staged.name if facts.staged is not None else ""
         return (staged.name if staged is not None else "", self._context.machine.pending()) != (seen, facts.pending)
 
-    # -- the journal ------------------------------------------------------------------------------------------------
-
-    def _record(self) -> Journal:
-        record, alien = journal.load(self._context.journal)
-        if alien:
-            raise Transient(alien, "the next round puts right what was in flight")
-        return record
-
-    def _store(self, record: Journal) -> None:
-        journal.store(self._context.journal, record)
-
-    def _note(self, **changes: Any) -> Update:
-        """Change the update in flight, on the disk."""
-        record = self._record()
-        assert record.update is not None
-        update = dataclasses.replace(record.update, **changes)
-        self._store(dataclasses.replace(record, update=update))
-        return update
-
-    def _begin(self, facts: Facts) -> Update:
-        """The update in flight; a new one when there is none: from here on the node knows what it is about to do."""
-        assert facts.desired is not None and facts.plan is not None
-        if facts.update is not None:
-            return facts.update
-        config = facts.desired.config
-        update = Update(
-            id=secrets.token_hex(6),
-            desired=config.identity,
-            name=config.name,
-            source=facts.booted,
-            previous=facts.current.name if facts.current else "",
-            live=not facts.plan.reboot,
-        )
-        if facts.resolution is not None and facts.plan.image:
-            update = dataclasses.replace(
-                update, digest=facts.resolution.digest, image_digest=facts.resolution.image_digest
-            )
-        record = self._record()
-        self._store(dataclasses.replace(record, update=update))
-        if record.failed is not None and update.digest and update.digest == record.failed.digest:
-            log.warning("%s goes to %s, which has failed before, with %s", update.name, update.digest, record.failed)
-        return update
-
-    # -- staging ----------------------------------------------------------------------------------------------------
-
-    def _stage_os(self, facts: Facts, _decision: Decision) -> None:
-        """ONE transaction for image, packages and kernel, locked."""
-        plan, update = _plan(facts), self._begin(facts)
-        self._clear_the_stage(facts)
-        refspec = self._hold_image(facts, plan, update)
-        update = self._note(attempt=update.attempt + 1, origin=refspec, **_STAGED_ANEW)
-        delta = plan.packages
-        packages = {
-            "install-packages": delta.install,
-            "uninstall-packages": delta.uninstall,
-            "override-remove-packages": delta.remove_base,
-            "override-reset-packages": delta.reset_base,
-        }
-        title = stage.title(update.id, update.attempt)
-        with self._repository(facts, plan, update):
-            try:
-                if update.misses:
-                    self._stage_step_by_step(refspec, packages, title)
-                else:
-                    self._context.rpmostree.update(refspec, packages, title)
-            except (Held, Broken, Transient) as error:
-                passing = isinstance(error, Transient) and error.code not in _MOST_TROUBLES
-                if passing or not _is_local(refspec):
-                    raise
-                # Whatever is wrong with the local copy, it must not fail what would succeed without it.
-                self._note(no_storage=True)
-                raise Transient(error.sentence, "it is staged from the registry next") from error
-        self._look_at_the_stage(facts, update, {Staged.READY, Staged.OS_ONLY})
-
-    def _stage_step_by_step(self, refspec: str, packages: Mapping[str, Sequence[str]], title: str) -> None:
-        """The same in other calls, after rpm-ostree has reported success and done nothing (TXN-26, TXN-27): the image
-        by a rebase, then the packages on top of it. Those stay together: a kernel that is removed in a step of its own
-        would leave a tree without one."""
-        if refspec:
-            self._context.rpmostree.rebase(refspec, title)
-        if any(packages.values()):
-            self._context.rpmostree.update("", packages, f"{title}:packages")
-
-    def _hold_image(self, facts: Facts, plan: Plan, update: Update) -> str:
-        if not plan.image:
-            return ""
-        authfile.link(self._context.machine.top)
-        chosen = facts.resolution.chosen if facts.resolution else None
-        if chosen is not None and chosen.source is Source.STORAGE:
-            self._note(held=True)  # there may be a hold from now on, whatever happens next
-        return self._context.images.hold(plan.image, update.digest, update.id).origin()
-
-    @contextlib.contextmanager
-    def _repository(self, facts: Facts, plan: Plan, update: Update) -> Iterator[None]:
-        booted = next((d for d in facts.deployments if d.booted), None)
-        if not stage.needs_repository(plan, booted):
-            yield
-            return
-        where = self._context.images.check(plan.extensions_image)
-        local = where.chosen is not None and where.chosen.source is Source.STORAGE
-        login = authfile.path(self._context.machine.top)
-        with packages.repository(self._context.root, str(where.pinned), update.id, not local, login):
-            yield
-
-    def _stage_kargs(self, facts: Facts, _decision: Decision) -> None:
-        """Kernel arguments on top of what was staged; with an unchanged OS the marker alone makes a deployment."""
-        plan, update = _plan(facts), self._begin(facts)
-        if facts.observation.staged is not Staged.OS_ONLY:
-            self._clear_the_stage(facts)
-        update = self._note(attempt=update.attempt + 1, **_STAGED_ANEW)
-        existing = self._context.rpmostree.boot_options()
-        line = stage.kernel_line(existing, plan, update.id)
-        self._context.rpmostree.kernel_args(existing, line, stage.title(update.id, update.attempt))
-        self._look_at_the_stage(facts, update, {Staged.READY})
-
-    def _look_at_the_stage(self, facts: Facts, update: Update, good: set[Staged]) -> None:
-        """Success is what the deployments say, not what `Finished` said (rpm-ostree.md 7.1, rows 14 and 48).
-
-        Somebody else may have been faster, so it is tried again; but not for ever.
-        """
-        context = self._context
-        found = stage.classify(
-            _plan(facts),
-            update,
-            context.machine.staged(),
-            context.rpmostree.deployments(),
-            context.machine.options_of(facts.booted),
-        )
-        if found in good:
-            if update.misses:
-                self._note(misses=0)
-            return
-        what = "nothing" if found is Staged.NONE else "something else"
-        sentence = f"cannot stage {update.name}: rpm-ostree reports success, but staged {what}"
-        if self._note(misses=update.misses + 1).misses >= _MOST_MISSES:
-            known = "; this version of rpm-ostree is known for it" if facts.versions.has_false_no_ops else ""
-            raise Broken(
-                sentence, f"compare `rpm-ostree status --json` with the config; is another agent at work?{known}"
-            )
-        raise Transient(sentence, "it is tried again in smaller steps")
-
-    def _clear_the_stage(self, facts: Facts) -> None:
-        """A staged deployment that is not exactly ours would be built upon (rpm-ostree.md 3.7): it goes first."""
-        if facts.staged is not None or facts.pending:
-            name = facts.staged.name if facts.staged is not None else facts.pending
-            log.warning("removing the deployment %s, which is not what this update needs; another client's?", name)
-            self._context.rpmostree.cleanup("pending-deploy")
-
-    # -- proving ----------------------------------------------------------------------------------------------------
-
-    def _verify_staged(self, facts: Facts, _decision: Decision) -> None:
-        """Prove what is staged and lay out the payload; say what the merge would lose. The node still works."""
-        plan, update, staged = _plan(facts), _update(facts), facts.staged
-        assert staged is not None and facts.desired is not None
-        context = self._context
-        self._require_not_older(plan, facts)
-        versions = context.probe.versions(facts.booted)
-        stage.verify(context.machine, staged, facts.deployments, versions.prunes_boot_early)
-        target = context.machine.root_of(staged.name)
-        load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
-        report = merge.predict(context.root, target, load, versions.skips_special_files)
-        report.log(log)
-        context.payloads.drop(update.id)
-        context.payloads.save(load, entries)
-        with_writable(context.machine.sysroot, lambda: merge.pre_place(report, target, load, context.payloads))
-        # What was placed must not make the merge fail.
-        merge.predict(context.root, target, load, versions.skips_special_files)
-        self._release(update)
-        self._note(staged=staged.name, committed="", proved="", stamp=context.machine.stamp())
-        for note in payload.notes(facts.desired.config, target):
-            log.info("%s", note)
-        log.info(
-            "%s: %d files and links are ready for the new root; image %s",
-            update.name,
-            len(load.entries),
-            update.digest or ("unchanged" if not plan.image else "?"),
-        )
-
-    def _require_not_older(self, plan: Plan, facts: Facts) -> None:
-        """The last word on the age of the target, from what is really staged. Raises Broken where the settings refuse
-        an older one: then it did not say so before it was fetched."""
-        staged = next((d for d in facts.deployments if d.staged), None)
-        booted = next((d for d in facts.deployments if d.booted), None)
-        if not plan.image or staged is None or booted is None:
-            return
-        target = downgrade.described(staged.version, staged.timestamp)
-        why = downgrade.older(target, booted.version, booted.timestamp)
-        if why and self._context.settings.os.downgrade == "refuse":
-            error = downgrade.refusal(_update(facts).name, why)
-            raise Broken(error.sentence, error.hint)
-        if why:
-            log.warning("the OS goes back: %s", why)
-
     def _drain(self, facts: Facts, _decision: Decision) -> None:
-        update = self._begin(facts)
+        update = self._update.begin(facts)
         if not update.live:
             self._require_free_way()
             otheragents.require_none(self._context.systemd, self._context.machine.top)
         settings = self._context.settings.drain
-        self._note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
+        self._update.note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
-        self._note(drained=True)
+        self._update.note(drained=True)
 
     # -- the point of no return, and back ---------------------------------------------------------------------------
 
@@ -397,11 +195,11 @@ class Performer:
 
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
         self._require_free_way()
-        update, context = _update(facts), self._context
+        update, context = update_of(facts), self._context
         staged = context.machine.staged()
         if staged is None or staged.name != update.staged:
             raise Transient("cannot finalize: what was verified is not what is staged any more", "another client's?")
-        update = self._note(
+        update = self._update.note(
             finalizing=facts.boot_id, finalizations=update.finalizations + 1, stamp=context.machine.stamp()
         )
         with contextlib.suppress(Failure):  # only for a sentence in the log
@@ -421,7 +219,7 @@ class Performer:
         if self._context.machine.staged() is not None:
             self._context.machine.lock()
         self._back_to_work(update)
-        self._note(staged="")
+        self._update.note(staged="")
         if update.finalizations >= _MOST_FINALIZATIONS:
             raise Broken(f"{error.sentence}; so it went {update.finalizations} times", error.hint) from error
         raise Transient(error.sentence, f"the node is back at work, it is tried again; {error.hint}") from error
@@ -448,14 +246,14 @@ class Performer:
 
     def _commit_files(self, facts: Facts, _decision: Decision) -> None:
         self._bar_the_stage()
-        update, context = _update(facts), self._context
+        update, context = update_of(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         commit.remember(load, context.undo, root, root.shared)
         with_writable(context.machine.sysroot, lambda: commit.apply(load, context.payloads, root))
-        self._note(committed=facts.pending)
+        self._update.note(committed=facts.pending)
 
     def _verify_root(self, facts: Facts, _decision: Decision) -> None:
-        update, context = _update(facts), self._context
+        update, context = update_of(facts), self._context
         root, load = context.machine.root_of(facts.pending), self._payload(update)
         report = verify.validate(root, load.expected(), load.passwords)
         if report.mismatches:
@@ -466,7 +264,7 @@ class Performer:
         plan, options = facts.plan, kernelargs.split(context.machine.options_of(facts.pending))
         if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
-        self._note(proved=facts.pending)
+        self._update.note(proved=facts.pending)
 
     def _reboot(self, facts: Facts, _decision: Decision) -> None:
         """Arm the journal, then ask. Until the call has succeeded the update can still be dropped (P7).
@@ -486,12 +284,12 @@ class Performer:
         late = self._late_changes()
         if late:
             log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
-        self._note(armed=facts.boot_id)
+        self._update.note(armed=facts.boot_id)
         try:
             self._ask_for_reboot()
         except (Held, Transient, Broken):
             # The early unit's own asking stays: services of this boot have read files that it replaced since.
-            self._note(armed=facts.boot_id if facts.observation.booted is Booted.TARGET else "")
+            self._update.note(armed=facts.boot_id if facts.observation.booted is Booted.TARGET else "")
             raise
         self._asked = time.monotonic()
 
@@ -503,19 +301,19 @@ class Performer:
             self._context.logind.reboot()
 
     def _confirm(self, facts: Facts, decision: Decision) -> None:
-        update = _update(facts)
+        update = update_of(facts)
         booted = next((d for d in facts.deployments if d.booted), None)
-        self._note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
+        self._update.note(applied=True)  # what was validated is kept: workloads come now, and are not taken away again
         self._back_to_work(update)
         # What the origin is pinned to, which for a multi-platform image is the index and not the platform's manifest.
         pinned = self._context.machine.origin_of(facts.booted).rpartition("@")[2]
-        digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._record().digest
+        digest = pinned if pinned.startswith("sha256:") else booted.digest if booted else self._update.record().digest
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
-        record = dataclasses.replace(self._record(), update=None, digest=digest)
+        record = dataclasses.replace(self._update.record(), update=None, digest=digest)
         if not decision.remember:
             confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
             record = dataclasses.replace(record, failed=None, confirmed=confirmed)
-        self._store(record)
+        self._update.store(record)
         self._forget(update)
         if not update.live and not decision.remember:
             for said in health.told(self._context.runtime):
@@ -525,11 +323,11 @@ class Performer:
     def _roll_back(self, facts: Facts, decision: Decision) -> None:
         """The files outside /etc stay until the old deployment runs, where the early unit puts them back: whatever else
         may boot was made from this one, and carries the same config."""
-        update, context = _update(facts), self._context
+        update, context = update_of(facts), self._context
         if not update.rolled_back:
             changed = dataclasses.replace(update, rolled_back=True, failure=f"{update.name}: {decision.why}")
             failed = FailedTarget.of(update, decision.why)
-            self._store(dataclasses.replace(self._record(), update=changed, failed=failed))
+            self._update.store(dataclasses.replace(self._update.record(), update=changed, failed=failed))
             self._run_scripts(greenboot.RED)
         rollback.to_source(context.machine, context.rpmostree, update.source)
         self._bar_the_stage()
@@ -537,7 +335,7 @@ class Performer:
 
     def _discard(self, facts: Facts, decision: Decision) -> None:
         """Back to exactly the old config: what was staged or finalized goes, what was written comes back."""
-        update, context = _update(facts), self._context
+        update, context = update_of(facts), self._context
         if not update.live and (facts.staged is not None or facts.pending):
             context.rpmostree.cleanup("pending-deploy")
         if update.live:
@@ -552,12 +350,12 @@ class Performer:
                 commit.take_back(update.id, context.undo, context.root, drop=False)
             self._clear_lost_stage(facts, update)
         self._back_to_work(update)
-        record = self._record()
+        record = self._update.record()
         failed = record.failed
         # What was taken back by the health gate is remembered since then, with its reason.
         if decision.remember and not (update.rolled_back and failed is not None and failed.desired == update.desired):
             failed = FailedTarget.of(update, decision.why)
-        self._store(dataclasses.replace(record, update=None, failed=failed))
+        self._update.store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
 
     def _complete(self, update: Update) -> None:
@@ -580,20 +378,20 @@ class Performer:
                 log.info("%s", error)
 
     def _apply_live(self, facts: Facts, _decision: Decision) -> None:
-        update = self._begin(facts)
+        update = self._update.begin(facts)
         assert facts.desired is not None
         context = self._context
         live.apply(
             update.id,
             facts.desired.config,
             facts.current,
-            _plan(facts),
+            plan_of(facts),
             context.root,
             context.payloads,
             context.undo,
             context.systemd,
         )
-        self._note(applied=True)
+        self._update.note(applied=True)
 
     def reboot_at_once(self) -> None:
         """For the early unit: nothing else runs yet, so nothing has to be asked."""
@@ -610,27 +408,23 @@ class Performer:
     def _back_to_work(self, update: Update) -> None:
         if update.draining or update.drained:
             settings = self._context.settings.drain
-            self._note(draining=True, drained=False)  # before: who is back must never be taken for drained
+            self._update.note(draining=True, drained=False)  # before: who is back must never be taken for drained
             _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
-            self._note(draining=False)
+            self._update.note(draining=False)
 
     def _run_scripts(self, kind: str) -> None:
         """What the administrator has for a verdict; whatever becomes of it, the node goes its way."""
         for said in self._context.scripts.verdict(kind):
             log.warning("%s", said)
 
-    def _release(self, update: Update) -> None:
-        """Only where a hold was taken: a node without podman has none and needs none."""
-        if update.held:
-            self._context.images.release(update.id)
-
     def _forget(self, update: Update) -> None:
         """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
+        self._etc_before.unlink(missing_ok=True)
         self._context.images.trust_storage()
         self._context.images.forget()
-        self._release(update)
+        release(self._context, update)
 
 
 _OUT_OF_SERVICE = frozenset({Step.FINALIZE, Step.COMMIT_FILES, Step.VERIFY_ROOT})
@@ -650,20 +444,6 @@ _CAN_FAIL_THE_TARGET = frozenset(
 
 _ABOUT_A_DEPLOYMENT = frozenset({Step.VERIFY_STAGED, Step.COMMIT_FILES, Step.VERIFY_ROOT})
 """... because of a deployment that somebody else can take away meanwhile."""
-
-
-def _plan(facts: Facts) -> Plan:
-    assert facts.plan is not None, "a step that needs a plan was decided without one"
-    return facts.plan
-
-
-def _update(facts: Facts) -> Update:
-    assert facts.update is not None, "a step of an update was decided without one"
-    return facts.update
-
-
-def _is_local(origin: str) -> bool:
-    return f"{Transport.STORAGE.value}:" in origin
 
 
 def _run_hook(argv: tuple[str, ...], timeout: float, doing: str, reason: HoldReason = HoldReason.DRAIN) -> None:

@@ -30,6 +30,7 @@ class Reporter:
         self._status = runtime / "status.json"
         self._board = board
         self._counts: Optional[dict[str, int]] = None
+        self._held_at: Optional[float] = None
         self._snapshot = Snapshot(State.DONE, time.time(), Step.REST, time.time())
 
     # -- what the loop tells ----------------------------------------------------------------------------------------
@@ -37,8 +38,11 @@ class Reporter:
     def decided(self, facts: Facts, decision: Decision, due: float) -> None:
         """A decision was made; `due`: when (monotonic) the next round comes by itself."""
         hold, state = _hold(facts, decision), _state(facts, decision)
-        since = (self._snapshot.held_since or time.time()) if decision.step is Step.HOLD else None
-        if since is not None and self._degraded_after and time.time() - since > self._degraded_after:
+        held = decision.step is Step.HOLD
+        since = (self._snapshot.held_since or time.time()) if held else None
+        # By a clock that nobody sets: a jump of the other one must not degrade a pool (STATE-22).
+        self._held_at = (self._held_at or time.monotonic()) if held else None
+        if self._held_at and self._degraded_after and time.monotonic() - self._held_at > self._degraded_after:
             state = State.DEGRADED
         self._publish(
             facts,

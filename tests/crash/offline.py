@@ -19,7 +19,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional, cast
@@ -35,6 +35,7 @@ from mcdaemon.host.bus import Systemd
 from mcdaemon.host.deployments import Machine, StagedDeployment
 from mcdaemon.host.files import Node
 from mcdaemon.host.root import Root
+from mcdaemon.host.versions import Versions
 from mcdaemon.machineconfig import disruption
 from mcdaemon.machineconfig.diff import diff
 from mcdaemon.machineconfig.extensions import PackageDelta
@@ -157,6 +158,9 @@ class _Others:
     def verdict(self, _kind: str) -> list[str]:
         return []
 
+    def active_states(self, units: Sequence[str]) -> dict[str, str]:
+        return dict.fromkeys(units, "inactive")
+
     def cleanup(self, _what: str) -> None:
         self._cleanup()
 
@@ -184,6 +188,7 @@ class Offline:
                 systemd=nobody, logind=nobody, rpmostree=nobody, source=nobody, images=nobody, payloads=self.payloads,
                 undo=self.undo, policy=disruption.DEFAULT, runtime=top / "run", journal=self.journal,
                 retry=state / "retry", scripts=nobody,
+                probe=SimpleNamespace(versions=lambda _booted: Versions(ostree=(2025, 1))),
             ),
         )  # fmt: skip
         self.performer = perform.Performer(self._context)
@@ -203,7 +208,6 @@ class Offline:
         """One step, as the loop takes it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(stage, "verify"))
-            stack.enter_context(mock.patch.object(perform, "libostree_version", return_value=(2025, 1)))
             stack.enter_context(mock.patch.object(rollback, "to_source", lambda *_: mark("source")))
             self.performer.perform(Decision(step, why or step.value, remember=remember), self._facts())
 

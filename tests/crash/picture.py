@@ -27,7 +27,7 @@ _OUTSIDE = ("lib/containers/", "lib/rpm-ostree", "log", "cache", "lib/cni", "lib
             "lib/mcdaemon/journal.json", "lib/mcdaemon/machineconfigs", "lib/mcdaemon/status.json")  # fmt: skip
 # What the stand and the programs of the node have in /run at any time.
 _RUN = re.compile(r"(stand|systemd|dbus|lock|containers|crun|libpod|rpm-ostree[^/]*|user|log|netns)(/|$)"
-                  r"|mcdaemon/(lock|status\.json|first-seen)$")  # fmt: skip
+                  r"|mcdaemon/((lock|settled|(status|health|versions)\.json)$)")  # fmt: skip
 
 
 POLICY, LOADED = "/etc/containers/policy.json", "/run/loaded-policy"
@@ -63,7 +63,7 @@ def _lines(node: Node) -> Iterator[tuple[str, str]]:
         if not path.startswith(_OUTSIDE) and not _LEFT_BY_PODMAN.fullmatch(path):
             yield f"/var/{path}", what
     yield from _deployments(node, booted.name)
-    yield from _journal(var)
+    yield from _journal(var, booted.name)
     yield from _storage(var)
     yield from _repository(machine.sysroot.repo)
     if machine.exists(LOADED):
@@ -105,9 +105,13 @@ def _kernels(sysroot: Path) -> bool:
     return len(kernels) <= len(entries)
 
 
-def _journal(var: Path) -> Iterator[tuple[str, str]]:
+def _journal(var: Path, booted: str) -> Iterator[tuple[str, str]]:
+    """But for moments, and with the deployment that was confirmed by what it is now."""
     record: dict[str, Any] = json.loads((var / "lib/mcdaemon/journal.json").read_text())["journal"]
     del record["failed"]
+    if record["confirmed"] is not None:
+        del record["confirmed"]["at"]
+        record["confirmed"]["deployment"] = "booted" if record["confirmed"]["deployment"] == booted else "not booted"
     yield "journal", json.dumps(record, sort_keys=True)
 
 

@@ -25,7 +25,7 @@ from tests.stand.registry import Registry
 
 SETTINGS = """\
 hold: {retry_min_seconds: 1, retry_max_seconds: 2}
-health: {timeout_seconds: 1, units: [app.service]}
+health: {timeout_seconds: 1, settle_seconds: 0, units: [app.service]}
 drain: {command: [/usr/bin/touch, /run/drained], undo: [/usr/bin/rm, -f, /run/drained]}
 """
 """A node that stays drained keeps /run/drained, and is found by it."""

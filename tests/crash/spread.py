@@ -5,7 +5,7 @@ A test is named by its share of the way ("live-3of6"): how many calls there are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -35,9 +35,11 @@ def ready(request: pytest.FixtureRequest, ground: Ground) -> Prepared:
     return prepare(scenario(request.param), ground)
 
 
-def kill_at_share(ready: Prepared, share: int) -> None:
+def kill_at_share(ready: Prepared, share: int, record_property: Callable[[str, object], None]) -> None:
     """Kill in the middle of this share of the kill points; the variants take turns."""
     points = ready.points()
+    said = f"kills, {ready.scenario.name}: {len(ready.calls)} calls, {len(points)} kill points, {SHARES} of them tried"
+    record_property("numbers", said)
     number = points[(2 * share + 1) * len(points) // (2 * SHARES)]
     outcome = kill_at(ready, number, ready.variants[share % len(ready.variants)])
     assert outcome.problems == [], f"{outcome.text()}\n{outcome.said}"

@@ -9,7 +9,7 @@ prefix are tried, and all ways on from each of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +27,8 @@ ALL = os.environ.get("MCDAEMON_CRASH") == "all"
 MOST = 48 if ALL else 4
 SEED = 20261130
 
+Record = Callable[[str, object], None]
+
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,18 +45,22 @@ def scratch() -> Iterator[Path]:
 
 @pytest.mark.timeout(3600 if ALL else 120)
 @pytest.mark.parametrize("story", offline.STORIES)
-def test_whatever_a_power_cut_leaves_is_exactly_old_or_exactly_new_in_the_end(story: str, scratch: Path) -> None:
-    """TXN-31."""
+def test_whatever_a_power_cut_leaves_is_exactly_old_or_exactly_new_in_the_end(
+    story: str, scratch: Path, record_property: Record
+) -> None:
+    """STATE-01."""
     numbers = examine(recorded(story, scratch), MOST, ALL, SEED)
-    print(f"{story}: {numbers}; seed {SEED}")
+    record_property("numbers", f"disk, {story}: {numbers}; seed {SEED}")
     assert numbers.prefixes == numbers.operations + 1 > 200 and numbers.states > 150
 
 
 @pytest.mark.timeout(3600 if ALL else 120)
 @pytest.mark.parametrize("story", ["update", "live-taken-back"])
-def test_it_is_so_where_var_is_a_file_system_of_its_own(story: str, scratch: Path) -> None:
+def test_it_is_so_where_var_is_a_file_system_of_its_own(
+    story: str, scratch: Path, record_property: Record
+) -> None:
     numbers = examine(recorded(story, scratch, var_apart=True), MOST, ALL, SEED)
-    print(f"{story}, /var apart: {numbers}; seed {SEED}")
+    record_property("numbers", f"disk, {story}, /var apart: {numbers}; seed {SEED}")
     assert numbers.states > 150
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Callable
 
 import pytest
 
@@ -28,6 +27,8 @@ pytestmark = pytest.mark.stand
 
 ALL = os.environ.get("MCDAEMON_CRASH") == "all"
 SCENARIOS = ("files", "staged", "live")
+
+Record = Callable[[str, object], None]
 SHARES = 3
 LOOKS = 12
 MOST = 10_000 if ALL else 40
@@ -64,9 +65,12 @@ def cutting() -> Iterator[Cutting]:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_no_power_cut_leaves_a_torn_file_or_a_journal_that_cannot_be_read(cutting: Cutting, name: str) -> None:
+def test_no_power_cut_leaves_a_torn_file_or_a_journal_that_cannot_be_read(
+    cutting: Cutting, name: str, record_property: Record
+) -> None:
     _ready, run = cutting(name)
-    print(f"{name}: {run.stops} calls, {run.disks} different disks, {len(run.cuts)} kept")
+    said = f"power cuts, {name}: {run.stops} calls, {run.disks} different disks, {len(run.cuts)} kept"
+    record_property("numbers", said)
     assert len(run.cuts) > LOOKS
     looked = run.cuts if ALL else [run.share(index, LOOKS) for index in range(LOOKS)]
     assert [problem for cut in looked for problem in torn(cut)] == []
@@ -102,7 +106,7 @@ def test_an_agent_that_forgets_to_sync_its_files_is_found_out(cutting: Cutting) 
 def test_a_node_whose_power_was_cut_ends_in_exactly_the_target_or_exactly_as_it_was(
     cutting: Cutting, name: str, share: int
 ) -> None:
-    """TXN-31."""
+    """STATE-01."""
     ready, run = cutting(name)
     cut = run.share(share, SHARES)
     print(f"{name}: cut at {cut}")
@@ -114,9 +118,9 @@ def test_a_node_whose_power_was_cut_ends_in_exactly_the_target_or_exactly_as_it_
 @pytest.mark.parametrize("variant", [Variant.STAYS, Variant.WITHDRAWN], ids=lambda variant: variant.value)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_node_whose_power_was_cut_ends_in_exactly_the_target_or_exactly_as_it_was(
-    cutting: Cutting, name: str, variant: Variant
+    cutting: Cutting, name: str, variant: Variant, record_property: Record
 ) -> None:
     ready, run = cutting(name)
     problems = [problem for cut in run.cuts for problem in problems_after(cut, ready, variant)]
-    print(f"{name}, {variant.value}: {len(run.cuts)} power cuts, {len(problems)} problems")
+    record_property("numbers", f"{name}, {variant.value}: {len(run.cuts)} power cuts, {len(problems)} problems")
     assert problems == []

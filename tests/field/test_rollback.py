@@ -530,7 +530,7 @@ def test_a_node_whose_update_is_discarded_is_taken_back_to_work_until_that_is_ac
     node.desire(first=NEW)
     assert tick(node) == 3
     found = journal(node)["update"]
-    assert found["armed"] == "" and found["drained"], "a reboot that was refused is not waited for"
+    assert found["armed"] == "" and found["draining"], "a reboot that was refused is not waited for"
     node.desire(first=OLD)
     for _round in range(2):
         assert tick(node) == 3

@@ -24,7 +24,7 @@ INSTALL_TIMEOUT = 600.0
 
 SETTINGS = """\
 hold: {retry_min_seconds: 1, retry_max_seconds: 5}
-health: {timeout_seconds: 20}
+health: {timeout_seconds: 20, settle_seconds: 0}
 """
 
 # The agent's unit does nothing by itself: a test takes each round with `mcdaemon run --once`.

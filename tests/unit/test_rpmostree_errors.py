@@ -12,7 +12,8 @@ from gi.repository import Gio, GLib
 
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
 from mcdaemon.host.bus import error_name, error_text, failure
-from mcdaemon.host.rpmostree import LOCAL_TROUBLE, NOT_UNDERSTOOD, Deployment, finished_failure
+from mcdaemon.host.finished import LOCAL_TROUBLE, NOT_UNDERSTOOD, verdict
+from mcdaemon.host.rpmostree import Deployment
 
 # Digits that look like every HTTP status there is: about one digest in ten has some of them.
 DIGEST = "sha256:404401403429502503504" + "5" * 45
@@ -70,7 +71,7 @@ FINISHED: dict[str, tuple[type, Optional[HoldReason]]] = {
 
 @pytest.mark.parametrize("text", FINISHED)
 def test_the_text_of_a_failed_transaction_decides_what_it_means(text: str) -> None:
-    error = finished_failure(text, "stage the target")
+    error = verdict(text, "stage the target")
     assert meaning(error) == FINISHED[text]
     assert error.sentence == f"cannot stage the target: {text}"
 
@@ -84,7 +85,7 @@ def test_the_text_of_a_failed_transaction_decides_what_it_means(text: str) -> No
 ])  # fmt: skip
 def test_a_number_that_is_no_status_is_not_taken_for_one(text: str) -> None:
     """Otherwise a node would wait for ever for an image that is there."""
-    error = finished_failure(text, "stage")
+    error = verdict(text, "stage")
     assert isinstance(error, Broken) or error.code in (NOT_UNDERSTOOD, LOCAL_TROUBLE), "not for ever"
 
 
@@ -98,19 +99,19 @@ def test_a_number_that_is_no_status_is_not_taken_for_one(text: str) -> None:
     "Failed to start ostree-finalize-staged.service",
 ])  # fmt: skip
 def test_trouble_of_the_node_itself_is_not_the_targets_fault(text: str) -> None:
-    error = finished_failure(text, "stage")
+    error = verdict(text, "stage")
     assert isinstance(error, Transient) and error.code == LOCAL_TROUBLE
 
 
 @pytest.mark.parametrize("text", ["", "something nobody has seen", "Importing layer: corrupted tar stream"])
 def test_a_text_that_is_not_known_is_not_yet_the_targets_fault(text: str) -> None:
-    error = finished_failure(text, "stage")
+    error = verdict(text, "stage")
     assert isinstance(error, Transient) and error.code == NOT_UNDERSTOOD
 
 
 def test_a_full_disk_is_told_from_an_image_that_is_gone_when_both_are_named() -> None:
     text = f"reading manifest {DIGEST}: No space left on device"
-    assert meaning(finished_failure(text, "stage")) == (Held, HoldReason.SPACE)
+    assert meaning(verdict(text, "stage")) == (Held, HoldReason.SPACE)
 
 
 # -- method errors ----------------------------------------------------------------------------------------------------
