@@ -35,13 +35,15 @@ _TIMEOUT = 300.0
 
 def leftovers(root: Root) -> tuple[str, ...]:
     """What a crash left of an earlier transaction: the repository file, the unpacked image."""
-    found = [REPOSITORY] if root.locate(REPOSITORY).exists() else []
+    beside = root.locate(REPOSITORY).parent.glob(".mcdaemon-*")
+    found = [REPOSITORY] if root.locate(REPOSITORY).exists() or any(beside) else []
     return tuple(found + [f"/{folder}" for folder in (_FOLDER, _LAYERS) if (root.path / folder).exists()])
 
 
 def remove(root: Root) -> None:
     """Take the repository away again. Idempotent."""
     files.remove(root, REPOSITORY)
+    files.remove_temporaries(root, (os.path.dirname(REPOSITORY),))
     for folder in (_FOLDER, _LAYERS):
         shutil.rmtree(root.path / folder, ignore_errors=True)
 

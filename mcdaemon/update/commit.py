@@ -22,7 +22,8 @@ def apply(payload: Payload, shelf: Shelf, root: Root, chosen: Callable[[str], bo
 
     What a write that was killed has left beside its path goes first; what it has made may not be on the disk yet.
     """
-    files.remove_temporaries(root, {os.path.dirname(path) for path, _node in payload.entries if chosen(path)})
+    places = {os.path.dirname(path) for path, _node in payload.entries if chosen(path)}
+    files.remove_temporaries(root, places | {"/etc"} if payload.passwords and chosen("/etc/shadow") else places)
     entries = {}
     blocked = []
     directories = payload.implied_directories()

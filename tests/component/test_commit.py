@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcdaemon.errors import Broken, Failure
-from mcdaemon.host import files, users
+from mcdaemon.host import files, packages, users
 from mcdaemon.host.files import Entry, Kind, Node
 from mcdaemon.host.root import Root
 from mcdaemon.update import commit, payload, verify
@@ -393,3 +393,23 @@ def test_empty_directories_of_an_earlier_config_do_not_stand_in_the_way_and_othe
         commit.apply(load, payloads, root)
     assert caught.value.code == "directory-in-place"
     assert (root.path / "etc/file").is_file() and (root.path / "etc/link/was/mine").exists()
+
+
+def test_what_a_killed_change_of_a_password_left_in_etc_goes_with_the_next_try(root: Root, payloads: Shelf) -> None:
+    """Also where no managed file stands beside the shadow file."""
+    load = save(payloads, {"/usr/local/bin/x": Entry.file(b"x")}, passwords=(("core", "$6$new"),))
+    left = root.path / "etc/.mcdaemon-0123456789abcdef"
+    left.write_text("core:$6$torn")
+    commit.apply(load, payloads, root)
+    assert not left.exists() and users.has_password_hash(root, "core", "$6$new")
+
+
+def test_what_a_killed_transaction_left_of_its_repository_is_found_and_goes(root: Root) -> None:
+    """Killed while the file was written there is only a temporary, with whatever a repository may need to log in."""
+    folder = root.path / "etc/yum.repos.d"
+    folder.mkdir()
+    (folder / ".mcdaemon-0123456789abcdef").write_text("[coreos-extensions]\n")
+    (folder / "redhat.repo").write_text("[redhat]\n")
+    assert packages.leftovers(root) == (packages.REPOSITORY,)
+    packages.remove(root)
+    assert packages.leftovers(root) == () and [path.name for path in folder.iterdir()] == ["redhat.repo"]
