@@ -143,9 +143,10 @@ class Performer:
         begins again from where space is asked for before the drain (TXN-33). Where not even that can be written, the
         next rounds go on with it."""
         machine, update = self._context.machine, facts.update
-        with contextlib.suppress(Failure):
-            if update is not None and decision.step is Step.FINALIZE:
+        if update is not None and decision.step is Step.FINALIZE:
+            with contextlib.suppress(Failure):
                 self._back_to_work(update)  # first: nothing is written outside of the staged deployment yet
+        with contextlib.suppress(Failure):
             now = dataclasses.replace(facts, staged=machine.staged(), pending=machine.pending())
             self._discard(now, Decision(Step.DISCARD, str(error)))
 

@@ -11,6 +11,7 @@ import functools
 import json
 import select
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class Walk:
     process: subprocess.Popen[str]
     seen: list[Effect]
     before: dict[str, Any]
-    patient: int = 0
+    patient: bool = False
 
     def step(self) -> str:
         """One round of the agent, effect by effect; returns the step that was taken."""
@@ -213,15 +214,18 @@ class Walk:
             assert real != self.before, f"{effect.name} has written nothing"
         self.before = real
 
-    def stopped_at(self, name: str) -> None:
-        assert self.process.stdout is not None and self.process.stderr is not None
+    def line(self) -> str:
+        """Where the agent stands."""
+        assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], _TIMEOUT)
-        line = self.process.stdout.readline().strip() if ready else "nothing"
-        if line == "round" and name != "round" and self.patient:
-            self.patient -= 1  # it waits for the time limit of the health gate
-            self.go_on()
-            self.stopped_at(name)
-            return
+        return self.process.stdout.readline().strip() if ready else "nothing"
+
+    def stopped_at(self, name: str) -> None:
+        assert self.process.stderr is not None
+        line, deadline = self.line(), time.monotonic() + _TIMEOUT
+        while self.patient and line == "round" != name and time.monotonic() < deadline:
+            self.go_on()  # it waits for the time limit of the health gate
+            line = self.line()
         if line != name:
             self.process.kill()
             said = self.process.stderr.read()

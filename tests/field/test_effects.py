@@ -82,7 +82,7 @@ def test_the_way_back_has_the_effects_of_the_model(node: Node) -> None:
         abstract = rebooted(walk)
     early_by_hand(node)
     with walking(node, FILES, up(abstract, health="bad")) as walk:
-        walk.patient = 50
+        walk.patient = True
         assert walk.step() == "roll-back"
         seen, abstract = walk.seen, rebooted(walk)
     with walking(node, FILES, abstract, "early") as walk:
