@@ -19,7 +19,7 @@ from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.staging import MOST_TROUBLES, Staging, release
-from mcdaemon.update import commit, health, journal, live, lost, merge, payload, rollback, verify
+from mcdaemon.update import commit, health, journal, live, lost, merge, ownsettings, payload, rollback, verify
 from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
@@ -173,6 +173,7 @@ class Performer:
         if not update.live:
             self._require_free_way()
             otheragents.require_none(self._context.systemd, self._context.machine.top)
+            ownsettings.require_before_reboot(self._context.root, self._context.settings.state_dir, update.name)
         settings = self._context.settings.drain
         self._update.note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
@@ -261,6 +262,7 @@ class Performer:
                 f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
                 f"{report.text()}"
             )
+        ownsettings.require_usable(root, context.settings.state_dir)
         plan, options = facts.plan, kernelargs.split(context.machine.options_of(facts.pending))
         if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")

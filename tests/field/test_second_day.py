@@ -96,3 +96,26 @@ def test_a_node_that_is_interrupted_while_it_is_made_leaves_a_folder_that_can_be
         _InterruptedNode(tmp_path / "node", base)
     shutil.rmtree(tmp_path / "node")
     assert not (tmp_path / "node").exists()
+
+
+def test_settings_broken_by_hand_hold_the_update_until_they_are_repaired(make_node: MakeNode, base: str) -> None:
+    """The running agent has the old ones in memory; after the reboot it could not start, and nobody would go back."""
+    path = "/etc/mcdaemon/mcdaemon.yaml"
+    settings = "hold: {retry_min_seconds: 1, retry_max_seconds: 2}\nloop: {interval_seconds: 1}\n" + DRAINED
+    node = make_node(settings=settings, daemon=True)
+    node.machine.run(["systemctl", "restart", "mcdaemon.service"])
+    node.machine.run(["sh", "-c", "until test -e /run/mcdaemon/status.json; do sleep 0.1; done"])
+    node.machine.write(path, settings + "helth: {}\n")
+    node.desire(first=config(base))
+    await_word(node, "helth: unknown key")
+    assert not node.machine.exists("/run/drained")
+    node.machine.write(path, settings)
+    node.follow_reboot()
+    await_word(node, '"Done"')
+    assert node.machine.read(path) == settings
+
+
+def await_word(node: Node, word: str) -> None:
+    """Wait until the running daemon's status has it."""
+    limit = "i=$((i+1)); test $i -lt 150 || exit 1; sleep 0.1"
+    node.machine.run(["sh", "-c", f"i=0; until grep -q '{word}' /run/mcdaemon/status.json; do {limit}; done"])
