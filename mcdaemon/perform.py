@@ -128,7 +128,7 @@ class Performer:
                 raise
             self._write_off(error)
         except Held as error:
-            if error.reason is HoldReason.SPACE and decision.step in _OUT_OF_SERVICE:
+            if error.reason in _NOT_WAITED_FOR and decision.step in _OUT_OF_SERVICE:
                 self._retreat(facts, decision, error)
             raise
         except Broken as error:
@@ -139,9 +139,9 @@ class Performer:
             self._write_off(error)
 
     def _retreat(self, facts: Facts, decision: Decision, error: Held) -> None:
-        """A node does not wait out of service for space: what is finalized goes, which also frees some, and the update
-        begins again from where space is asked for before the drain (TXN-33). Where not even that can be written, the
-        next rounds go on with it."""
+        """A node does not wait out of service for space or a repair: what is finalized goes, which also frees some, and
+        the update begins again from where that is asked for before the drain (TXN-33). Where not even that can be
+        written, the next rounds go on with it."""
         machine, update = self._context.machine, facts.update
         with contextlib.suppress(Failure):
             if update is not None and decision.step is Step.FINALIZE:
@@ -197,6 +197,7 @@ class Performer:
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
         self._require_free_way()
         update, context = update_of(facts), self._context
+        ownsettings.require_before_reboot(context.root, context.settings.state_dir, update.name)
         staged = context.machine.staged()
         if staged is None or staged.name != update.staged:
             raise Transient("cannot finalize: what was verified is not what is staged any more", "another client's?")
@@ -431,6 +432,9 @@ class Performer:
 
 _OUT_OF_SERVICE = frozenset({Step.FINALIZE, Step.COMMIT_FILES, Step.VERIFY_ROOT})
 """Steps of a drained node before its reboot was asked for."""
+
+_NOT_WAITED_FOR = frozenset({HoldReason.SPACE, HoldReason.SETTINGS})
+"""Holds that a node does not sit out while it is out of service."""
 
 _CAN_FAIL_THE_TARGET = frozenset(
     {

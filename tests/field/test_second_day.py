@@ -115,6 +115,33 @@ def test_settings_broken_by_hand_hold_the_update_until_they_are_repaired(make_no
     assert node.machine.read(path) == settings
 
 
+def test_settings_broken_while_the_node_was_drained_bring_it_back_to_work(make_node: MakeNode, base: str) -> None:
+    """After a way back the old root would have them, and no agent that starts."""
+    node = make_node(settings=DRAINED.replace("/usr/bin/touch, /run/drained", "/usr/local/bin/drain"))
+    path = "/etc/mcdaemon/mcdaemon.yaml"
+    settings = node.machine.read(path)
+    node.machine.write("/usr/local/bin/drain", f"#!/bin/sh\ntest -e /run/fine || chmod 666 {path}\n", 0o755)
+    node.desire(first=config(base))
+    assert "cannot trust" in node.once(expect=3)
+    assert node.machine.exists("/run/undrained")
+    node.machine.run(["chmod", "644", path])
+    node.machine.write("/run/fine", "")
+    node.update()
+    assert (node.status()["state"], node.machine.read(path)) == ("Done", settings)
+
+
+def test_an_image_with_settings_that_cannot_be_used_is_not_booted(make_node: MakeNode, base: str, push: Push) -> None:
+    """No file of the node stands above the image's."""
+    node = make_node(settings="")
+    node.machine.run(["rm", "-f", "/etc/mcdaemon/mcdaemon.yaml"])
+    settle(node, first=config(base))
+    target = push(next_image("417.94.91", {"usr/etc/mcdaemon/mcdaemon.yaml": File(b"helth: {}\n")}), "os:v91")
+    node.desire(first=config(target))
+    assert "helth: unknown key" in node.once(expect=3)
+    assert "helth" in node.status()["failed"]
+    assert "417.94.91" not in node.machine.read("/etc/os-release")
+
+
 def await_word(node: Node, word: str) -> None:
     """Wait until the running daemon's status has it."""
     limit = "i=$((i+1)); test $i -lt 150 || exit 1; sleep 0.1"
