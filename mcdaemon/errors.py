@@ -25,6 +25,7 @@ class HoldReason(enum.Enum):
     DRAIN = "drain"
     INHIBITED = "inhibited"
     FAILED_BEFORE = "failed-before"
+    SETTINGS = "settings"
     DESIRED_UNREADABLE = "desired-unreadable"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from mcdaemon import settings
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Health, Observation, Progress, Staged
 from mcdaemon.desired.directory import Desired
@@ -24,7 +23,7 @@ from mcdaemon.image.resolve import Resolution
 from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan, make, same_base
-from mcdaemon.update import downgrade, health, journal, payload, preflight, stage, verify
+from mcdaemon.update import downgrade, health, journal, ownsettings, payload, preflight, stage, verify
 from mcdaemon.update.journal import Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
 from mcdaemon.update.verify import Expected
@@ -210,9 +209,7 @@ class Observer:
             if pullspec:
                 _check_reference(config.name, pullspec, field)
         reconcile.reconcile(facts.current, config, reconcile.Facts(fips=self._fips()))
-        for index, spec in enumerate(config.files):
-            if spec.path == settings.PATH:
-                _check_settings(config.name, spec.content, f"/spec/config/storage/files/{index}")
+        ownsettings.check(config, self._context.settings, self._context.root)
 
     def _fips(self) -> Optional[bool]:
         try:
@@ -399,16 +396,6 @@ def _check_reference(name: str, pullspec: str, field: str) -> None:
         Reference.parse(pullspec)
     except Irreconcilable as error:
         raise Irreconcilable(f"cannot go to {name}: {field}: {error.sentence}", field, error.hint) from error
-
-
-def _check_settings(name: str, content: bytes, field: str) -> None:
-    """A config may bring the agent's own settings; broken ones would keep it from confirming, and from going back."""
-    try:
-        settings.parse(content.decode("utf-8", "replace"), settings.PATH)
-    except Broken as error:
-        raise Irreconcilable(
-            f"cannot go to {name}: {field}: these settings cannot be used: {error.sentence}", field
-        ) from error
 
 
 def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.staging import MOST_TROUBLES, Staging, release
-from mcdaemon.update import commit, health, journal, live, lost, merge, payload, rollback, verify
+from mcdaemon.update import commit, health, journal, live, lost, merge, ownsettings, payload, rollback, verify
 from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
 
 log = logging.getLogger("mcdaemon")
@@ -128,7 +128,7 @@ class Performer:
                 raise
             self._write_off(error)
         except Held as error:
-            if error.reason is HoldReason.SPACE and decision.step in _OUT_OF_SERVICE:
+            if error.reason in _NOT_WAITED_FOR and decision.step in _OUT_OF_SERVICE:
                 self._retreat(facts, decision, error)
             raise
         except Broken as error:
@@ -139,9 +139,9 @@ class Performer:
             self._write_off(error)
 
     def _retreat(self, facts: Facts, decision: Decision, error: Held) -> None:
-        """A node does not wait out of service for space: what is finalized goes, which also frees some, and the update
-        begins again from where space is asked for before the drain (TXN-33). Where not even that can be written, the
-        next rounds go on with it."""
+        """A node does not wait out of service for space or a repair: what is finalized goes, which also frees some, and
+        the update begins again from where that is asked for before the drain (TXN-33). Where not even that can be
+        written, the next rounds go on with it."""
         machine, update = self._context.machine, facts.update
         if update is not None and decision.step is Step.FINALIZE:
             with contextlib.suppress(Failure):
@@ -174,6 +174,7 @@ class Performer:
         if not update.live:
             self._require_free_way()
             otheragents.require_none(self._context.systemd, self._context.machine.top)
+            ownsettings.require_before_reboot(self._context.root, self._context.settings.state_dir, update.name)
         settings = self._context.settings.drain
         self._update.note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
         _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
@@ -197,6 +198,7 @@ class Performer:
     def _finalize(self, facts: Facts, _decision: Decision) -> None:
         self._require_free_way()
         update, context = update_of(facts), self._context
+        ownsettings.require_before_reboot(context.root, context.settings.state_dir, update.name)
         staged = context.machine.staged()
         if staged is None or staged.name != update.staged:
             raise Transient("cannot finalize: what was verified is not what is staged any more", "another client's?")
@@ -262,6 +264,7 @@ class Performer:
                 f"cannot reboot into {update.name}: the root that would boot is not what was asked for:\n"
                 f"{report.text()}"
             )
+        ownsettings.require_usable(root, context.settings.state_dir)
         plan, options = facts.plan, kernelargs.split(context.machine.options_of(facts.pending))
         if plan is not None and not kernelargs.satisfied(options, plan.kargs_to, plan.kargs_from):
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
@@ -430,6 +433,9 @@ class Performer:
 
 _OUT_OF_SERVICE = frozenset({Step.FINALIZE, Step.COMMIT_FILES, Step.VERIFY_ROOT})
 """Steps of a drained node before its reboot was asked for."""
+
+_NOT_WAITED_FOR = frozenset({HoldReason.SPACE, HoldReason.SETTINGS})
+"""Holds that a node does not sit out while it is out of service."""
 
 _CAN_FAIL_THE_TARGET = frozenset(
     {

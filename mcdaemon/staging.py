@@ -17,7 +17,7 @@ from mcdaemon.image.resolve import Source
 from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.observe import Facts
 from mcdaemon.plan import Plan
-from mcdaemon.update import downgrade, merge, payload, stage
+from mcdaemon.update import downgrade, merge, ownsettings, payload, stage
 from mcdaemon.update.journal import Update
 
 log = logging.getLogger("mcdaemon")
@@ -147,6 +147,8 @@ class Staging:
         plan, update, staged = plan_of(facts), update_of(facts), facts.staged
         assert staged is not None and facts.desired is not None
         context = self._context
+        # The payload takes the agent's own files along: a broken one would come back over its repair.
+        ownsettings.require_before_reboot(context.root, context.settings.state_dir, update.name)
         self._require_not_older(plan, facts)
         versions = context.probe.versions(facts.booted)
         stage.verify(context.machine, staged, facts.deployments, versions.prunes_boot_early)

@@ -85,6 +85,15 @@ class MachineConfig:
         """What the config says, whatever it is called: hex SHA-256 over the canonical JSON of its spec."""
         return hashlib.sha256(canonical_json(self.raw.get("spec") or {})).hexdigest()
 
+    def pointer(self, section: str, key: str, value: str) -> str:
+        """The JSON pointer of the thing in `section` ("storage/files") whose `key` is `value`, as the document has it:
+        `files` and `units` are sorted."""
+        found: Any = (self.raw.get("spec") or {}).get("config") or {}
+        for part in section.split("/"):
+            found = found.get(part) or {}
+        index = next((index for index, entry in enumerate(found) if entry.get(key) == value), 0)
+        return f"/spec/config/{section}/{index}"
+
     def file(self, path: str) -> FileSpec:
         """The file at `path`; raises KeyError when the config does not have it."""
         for candidate in self.files:

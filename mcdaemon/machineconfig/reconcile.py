@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mcdaemon.errors import Irreconcilable
+from mcdaemon.machineconfig import agentparts
 from mcdaemon.machineconfig.diff import diff
 from mcdaemon.machineconfig.model import KernelType, MachineConfig
-
-AGENT_UNITS = ("mcdaemon.service", "mcdaemon-early.service")
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,14 @@ def _fips(old: Optional[MachineConfig], new: MachineConfig, facts: Facts) -> Non
 
 
 def _agent(new: MachineConfig) -> None:
-    """A config cannot switch off the agent that applies it: nobody would confirm it, or take it back."""
-    for index, unit in enumerate(new.units):
-        if unit.name in AGENT_UNITS and (unit.mask or unit.enabled is False):
-            raise _refusal(
-                new,
-                f"/spec/config/systemd/units/{index}",
-                f"{unit.name} is the agent that would have to confirm this config",
-                "stop mcdaemon by hand, or leave its units out",
-            )
+    """A config cannot change the agent that applies it: nobody might be left to confirm it, or to take it back."""
+    for field, what in agentparts.touched(new):
+        raise _refusal(
+            new,
+            field,
+            f"{what} belongs to the agent that would have to confirm this config, or to take it back",
+            "leave it out; change mcdaemon with `make install`, or stop it by hand",
+        )
 
 
 def _login(old: Optional[MachineConfig], new: MachineConfig) -> None:

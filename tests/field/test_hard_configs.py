@@ -94,6 +94,8 @@ def test_a_password_that_the_config_drops_is_locked(node: Node, base: str) -> No
         {"units": [Unit("mcdaemon.service", mask=True)]},
         {"units": [Unit("mcdaemon-early.service", enabled=False)]},
         {"files": {"/etc/mcdaemon/mcdaemon.yaml": "hold: {retry_min: 3}\n"}},
+        {"files": {"/etc/mcdaemon/mcdaemon.yaml": "state_dir: /var/lib/other\n"}},
+        {"units": [Unit("mcdaemon.service", dropins={"10.conf": "[Service]\nExecStart=\nExecStart=/bin/false\n"})]},
         {"files": {"/usr/local/lib/mcdaemon/mcdaemon.pyz": "no program\n"}},
         {"os_image": "::"},
         {"extensions_image": "quay.io/x@sha256:abc"},

@@ -96,3 +96,53 @@ def test_a_node_that_is_interrupted_while_it_is_made_leaves_a_folder_that_can_be
         _InterruptedNode(tmp_path / "node", base)
     shutil.rmtree(tmp_path / "node")
     assert not (tmp_path / "node").exists()
+
+
+def test_settings_broken_by_hand_hold_the_update_until_they_are_repaired(make_node: MakeNode, base: str) -> None:
+    """The running agent has the old ones in memory; after the reboot it could not start, and nobody would go back."""
+    path = "/etc/mcdaemon/mcdaemon.yaml"
+    settings = "hold: {retry_min_seconds: 1, retry_max_seconds: 2}\nloop: {interval_seconds: 1}\n" + DRAINED
+    node = make_node(settings=settings, daemon=True)
+    node.machine.run(["systemctl", "restart", "mcdaemon.service"])
+    node.machine.run(["sh", "-c", "until test -e /run/mcdaemon/status.json; do sleep 0.1; done"])
+    node.machine.write(path, settings + "helth: {}\n")
+    node.desire(first=config(base))
+    await_word(node, "helth: unknown key")
+    assert not node.machine.exists("/run/drained")
+    node.machine.write(path, settings)
+    node.follow_reboot()
+    await_word(node, '"Done"')
+    assert node.machine.read(path) == settings
+
+
+def test_settings_broken_while_the_node_was_drained_bring_it_back_to_work(make_node: MakeNode, base: str) -> None:
+    """After a way back the old root would have them, and no agent that starts."""
+    node = make_node(settings=DRAINED.replace("/usr/bin/touch, /run/drained", "/usr/local/bin/drain"))
+    path = "/etc/mcdaemon/mcdaemon.yaml"
+    settings = node.machine.read(path)
+    node.machine.write("/usr/local/bin/drain", f"#!/bin/sh\ntest -e /run/fine || chmod 666 {path}\n", 0o755)
+    node.desire(first=config(base))
+    assert "cannot trust" in node.once(expect=3)
+    assert node.machine.exists("/run/undrained")
+    node.machine.run(["chmod", "644", path])
+    node.machine.write("/run/fine", "")
+    node.update()
+    assert (node.status()["state"], node.machine.read(path)) == ("Done", settings)
+
+
+def test_an_image_with_settings_that_cannot_be_used_is_not_booted(make_node: MakeNode, base: str, push: Push) -> None:
+    """No file of the node stands above the image's."""
+    node = make_node(settings="")
+    node.machine.run(["rm", "-f", "/etc/mcdaemon/mcdaemon.yaml"])
+    settle(node, first=config(base))
+    target = push(next_image("417.94.91", {"usr/etc/mcdaemon/mcdaemon.yaml": File(b"helth: {}\n")}), "os:v91")
+    node.desire(first=config(target))
+    assert "helth: unknown key" in node.once(expect=3)
+    assert "helth" in node.status()["failed"]
+    assert "417.94.91" not in node.machine.read("/etc/os-release")
+
+
+def await_word(node: Node, word: str) -> None:
+    """Wait until the running daemon's status has it."""
+    limit = "i=$((i+1)); test $i -lt 150 || exit 1; sleep 0.1"
+    node.machine.run(["sh", "-c", f"i=0; until grep -q '{word}' /run/mcdaemon/status.json; do {limit}; done"])
