@@ -17,7 +17,7 @@ import pytest
 
 from mcdaemon import assembly, cli
 from mcdaemon import settings as settings_file
-from mcdaemon.agent import only_one
+from mcdaemon.agent import only_one, wake
 from mcdaemon.errors import Broken
 from mcdaemon.perform import Performer
 from mcdaemon.report.status import Status
@@ -383,3 +383,20 @@ def test_a_reader_that_went_away_is_no_traceback(settings: Path, runtime: Path) 
                           stderr=subprocess.PIPE, text=True, timeout=30)  # fmt: skip
     os.close(writer)
     assert done.returncode == cli.FAILED and done.stderr == ""
+
+
+@as_root
+@pytest.mark.parametrize("command, woken", [("run", True), ("run --once", False)])
+def test_a_retry_wakes_the_agent_that_waits_and_does_not_end_the_one_that_runs_once(
+    settings: Path, runtime: Path, command: str, woken: bool
+) -> None:
+    """SIGHUP ends the latter, which looks for what was asked before each step anyway."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: heard.append(number))
+    try:
+        with only_one(runtime):
+            (runtime / "lock").write_text(f"process {os.getpid()} (`mcdaemon {command}`)\n")
+            assert wake(runtime)
+        assert bool(heard) == woken
+    finally:
+        signal.signal(signal.SIGHUP, before)

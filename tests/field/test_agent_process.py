@@ -88,10 +88,10 @@ def test_sigterm_while_the_node_drains_is_honoured_in_time(aged: Aged) -> None:
     assert node.machine.read("/etc/app.conf") == "old\n"
 
 
-SLOW_DRAIN = SETTINGS + QUIET + (
-    "drain: {command: [/bin/sh, -c, 'echo begun >/run/begun; read x </run/let-go; echo drained >>/run/order'],"
-    " undo: [/bin/sh, -c, 'echo undone >>/run/order']}\n"
-)
+SLOW_DRAIN = f"""{SETTINGS}{QUIET}drain:
+  command: [/bin/sh, -c, 'echo begun >/run/begun; read x </run/let-go; echo drained >>/run/order']
+  undo: [/bin/sh, -c, 'echo undone >>/run/order']
+"""
 
 
 def test_the_undo_of_a_killed_drain_comes_after_its_end(aged: Aged) -> None:
