@@ -21,7 +21,7 @@ from gi.repository import Gio, GLib
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Step, decide
 from mcdaemon.errors import Broken, Failure, Held, Transient, from_os_error
-from mcdaemon.host import files, process
+from mcdaemon.host import files, process, turns
 from mcdaemon.observe import Facts, Observer
 from mcdaemon.perform import TARGET_FAILED, Performer
 from mcdaemon.report.notify import Notifier, watchdog_interval
@@ -148,7 +148,7 @@ class Agent:
     def run_once(self) -> tuple[Optional[Decision], Optional[Failure]]:
         """Rounds until there is nothing to do now: at rest, held, rejected, or on the way into a reboot.
 
-        Raises KeyboardInterrupt after the step during which Ctrl-C or SIGTERM came.
+        Raises KeyboardInterrupt after the step during which Ctrl-C, SIGTERM or SIGHUP (a terminal that is gone) came.
         """
         self._prepare()
         with _interrupts_noted() as noted:
@@ -225,7 +225,7 @@ def _interrupts_noted() -> Iterator[list[int]]:
     noted: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: noted.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield noted
@@ -349,11 +349,37 @@ def wake(folder: Path) -> bool:
         with only_one(folder):
             return False
     except Broken:
-        first = (folder / "lock").read_text(errors="replace").split()
+        text, first = _named(folder / "lock")
         with contextlib.suppress(ProcessLookupError):
-            if first[:1] == ["process"] and first[1].isdigit():
-                os.kill(int(first[1]), signal.SIGHUP)
+            if first and "--once" not in text:  # which looks before each step, and SIGHUP would end it
+                os.kill(first, signal.SIGHUP)
         return True
+
+
+def runs(folder: Path) -> bool:
+    """Whether an agent holds the lock. Only looks: to try the lock could make an agent fail that starts just now.
+
+    True also where that cannot be known: the lock was removed, or the question is an ordinary user's.
+    """
+    lock = folder / "lock"
+    try:
+        first = _named(lock)[1]
+        held = lock.stat()
+    except OSError:
+        return True
+    try:
+        return first > 0 and any(os.path.samestat(held, other) for other in turns.open_in(first))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _named(lock: Path) -> tuple[str, int]:
+    """What the lock says, and the process that it names, 0 when none."""
+    text = lock.read_text(errors="replace")
+    words = text.split()
+    return text, int(words[1]) if words[:1] == ["process"] and words[1:2] and words[1].isdigit() else 0
 
 
 def _command() -> str:

@@ -15,7 +15,7 @@ from typing import Optional
 
 from mcdaemon import __version__, assembly
 from mcdaemon import settings as settings_file
-from mcdaemon.agent import Agent, make_places, only_one, settle, wake
+from mcdaemon.agent import Agent, make_places, only_one, runs, settle, wake
 from mcdaemon.context import RUNTIME, Context
 from mcdaemon.decide import Step, decide
 from mcdaemon.errors import Failure, Held, Irreconcilable, Transient
@@ -189,20 +189,32 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     found = status.load(RUNTIME / "status.json")
     if found is None:
-        print(
-            "mcdaemon: no round was made since this boot; start mcdaemon.service or use `mcdaemon run --once`",
-            file=sys.stderr,
-        )
-        record, alien = journal.load(_context(arguments).journal)
-        if alien:
-            print(f"  {alien}", file=sys.stderr)
-        if record.update is not None:
-            print(f"  in flight        {record.update.name}", file=sys.stderr)
-        if record.failed is not None:
-            print(f"  failed target    {record.failed}", file=sys.stderr)
-        return FAILED
+        return _no_status(arguments)
+    if not runs(RUNTIME):
+        print("mcdaemon: no agent is running; this is what the last one said", file=sys.stderr)
+    with contextlib.suppress(Failure):  # an agent that was killed in a drain could not say so
+        path = Path(settings_file.load(arguments.settings).state_dir) / "journal.json"
+        found = dataclasses.replace(found, out_of_service=journal.out_of_service(path))
     print(json.dumps(dataclasses.asdict(found), indent=1) if arguments.json else "\n".join(found.lines()))
     return OK
+
+
+def _no_status(arguments: argparse.Namespace) -> int:
+    path = Path(settings_file.load(arguments.settings).state_dir) / "journal.json"
+    record, alien = journal.load(path)
+    flying = "" if record.update is None else f", and an update to {record.update.name} is in flight"
+    print(
+        f"mcdaemon: no round was made since this boot{flying}; start mcdaemon.service"
+        f"{', which goes on with it,' if flying else ''} or use `mcdaemon run --once`",
+        file=sys.stderr,
+    )
+    if alien:
+        print(f"  {alien}", file=sys.stderr)
+    if journal.out_of_service(path):
+        print(f"  {status.OUT_OF_SERVICE}", file=sys.stderr)
+    if record.failed is not None:
+        print(f"  failed target    {record.failed}", file=sys.stderr)
+    return FAILED
 
 
 def _resolve(arguments: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ def from_os_error(error: OSError, doing: str, place: object) -> Failure:
     """Map an OSError met while `doing` something at `place` ("cannot write /etc/x: No space left on device")."""
     sentence = f"cannot {doing} {place}: {error.strerror or error}"
     if error.errno in _SPACE:
-        return Held(HoldReason.SPACE, sentence, "free space there; nothing was changed")
+        return Held(HoldReason.SPACE, sentence, "free space there; then it is tried again")
     if error.errno in _PASSING:
         return Transient(sentence)
     if error.errno == errno.EROFS:

@@ -13,7 +13,7 @@ from typing import Callable, NoReturn, Optional
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import files, greenboot, otheragents, packages, process
+from mcdaemon.host import files, greenboot, otheragents, packages, process, turns
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.machineconfig import kernelargs
@@ -177,7 +177,9 @@ class Performer:
             ownsettings.require_before_reboot(self._context.root, self._context.settings.state_dir, update.name)
         settings = self._context.settings.drain
         self._update.note(draining=True)  # from here on workloads may be away, whatever becomes of the hook
-        _run_hook(settings.command, settings.timeout_seconds, f"drain the node for {update.name}")
+        _run_hook(
+            settings.command, settings.timeout_seconds, f"drain the node for {update.name}", self._context.runtime
+        )
         self._update.note(drained=True)
 
     # -- the point of no return, and back ---------------------------------------------------------------------------
@@ -300,7 +302,8 @@ class Performer:
     def _ask_for_reboot(self) -> None:
         settings = self._context.settings.reboot
         if settings.command:
-            _run_hook(settings.command, settings.timeout_seconds, "reboot", HoldReason.INHIBITED)
+            runtime = self._context.runtime
+            _run_hook(settings.command, settings.timeout_seconds, "reboot", runtime, HoldReason.INHIBITED)
         else:
             self._context.logind.reboot()
 
@@ -413,7 +416,7 @@ class Performer:
         if update.draining or update.drained:
             settings = self._context.settings.drain
             self._update.note(draining=True, drained=False)  # before: who is back must never be taken for drained
-            _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work")
+            _run_hook(settings.undo, settings.timeout_seconds, "take the node back to work", self._context.runtime)
             self._update.note(draining=False)
 
     def _run_scripts(self, kind: str) -> None:
@@ -453,7 +456,12 @@ _ABOUT_A_DEPLOYMENT = frozenset({Step.VERIFY_STAGED, Step.COMMIT_FILES, Step.VER
 """... because of a deployment that somebody else can take away meanwhile."""
 
 
-def _run_hook(argv: tuple[str, ...], timeout: float, doing: str, reason: HoldReason = HoldReason.DRAIN) -> None:
-    """Run a program that the settings name; nothing to run is fine."""
+def _run_hook(
+    argv: tuple[str, ...], timeout: float, doing: str, runtime: Path, reason: HoldReason = HoldReason.DRAIN
+) -> None:
+    """Run a program that the settings name, one at a time; nothing to run is fine."""
     if argv:
-        process.run(argv, doing, timeout, lambda sentence: Held(reason, sentence, "it is tried again"))
+        with turns.taken(runtime / "hook.lock", doing) as passed:
+            process.run(
+                argv, doing, timeout, lambda sentence: Held(reason, sentence, "it is tried again"), passed=passed
+            )

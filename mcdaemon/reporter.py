@@ -16,6 +16,7 @@ from mcdaemon.observe import Facts
 from mcdaemon.report import status
 from mcdaemon.report.metrics import Board, Failed, Result, Snapshot, State
 from mcdaemon.report.status import Status
+from mcdaemon.update import journal
 
 _RESULTS = {Step.CONFIRM: Result.DONE, Step.DISCARD: Result.DISCARDED, Step.ROLL_BACK: Result.ROLLED_BACK}
 
@@ -27,6 +28,7 @@ class Reporter:
         """`degraded_after`: seconds after which a hold counts as Degraded, 0 for never."""
         self._degraded_after = degraded_after
         self._counters = state / "counters.json"
+        self._journal = state / "journal.json"
         self._status = runtime / "status.json"
         self._board = board
         self._counts: Optional[dict[str, int]] = None
@@ -135,9 +137,9 @@ class Reporter:
         if self._board is not None:
             self._board.publish(self._snapshot)
         due = self._snapshot.next_retry or 0.0
-        status.store(
-            self._status, dataclasses.replace(_told(facts, decision), state=state.value, error=error, next_look=due)
-        )
+        told = dataclasses.replace(_told(facts, decision), state=state.value, error=error, next_look=due)
+        # As it is after the step, which the facts are from before of.
+        status.store(self._status, dataclasses.replace(told, out_of_service=journal.out_of_service(self._journal)))
 
     def _load(self) -> dict[str, int]:
         if self._counts is None:

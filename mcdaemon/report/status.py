@@ -13,6 +13,8 @@ from typing import Any, Optional
 from mcdaemon.errors import from_os_error
 from mcdaemon.host import files
 
+OUT_OF_SERVICE = "the node is out of service (drained)"
+
 
 @dataclass(frozen=True)
 class Status:
@@ -24,6 +26,7 @@ class Status:
     :ivar stood_back: somebody chose to boot an older deployment than the confirmed one.
     :ivar confirmed: the config of the last update that was kept.
     :ivar host: version of each program of the host that an update goes through, "" where it is not known.
+    :ivar out_of_service: workloads are away, or on their way: the node drains, is drained, or did not come back yet.
     :ivar digest: what the booted OS was confirmed to be; `target_digest`: what the update in flight goes to.
     """
 
@@ -50,6 +53,7 @@ class Status:
     stood_back: bool = False
     confirmed: str = ""
     confirmed_at: int = 0
+    out_of_service: bool = False
     warnings: tuple[str, ...] = field(default=())
     host: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,6 +64,8 @@ class Status:
         found.append(f"  desired config   {self.desired or 'none'}")
         if self.update:
             found.append(f"  update           {self.update} ({self.step})")
+        if self.out_of_service:
+            found.append(f"  {OUT_OF_SERVICE}")
         if self.os_image:
             pinned = f", pinned to {self.digest}" if self.digest else ""
             found.append(f"  OS image         {self.os_image}{pinned}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mcdaemon.decide import Progress
-from mcdaemon.errors import Broken, from_os_error
+from mcdaemon.errors import Broken, Failure, from_os_error
 from mcdaemon.host import files
 
 _FORMAT = 1
@@ -227,6 +227,15 @@ def load(path: Path) -> tuple[Journal, str]:
         return decode(content), ""
     except ValueError as error:
         return Journal(), f"cannot use the journal {path}: {error}"
+
+
+def out_of_service(path: Path) -> bool:
+    """Whether workloads may be away from the node. A journal that cannot be read says nothing; others report it."""
+    try:
+        update = load(path)[0].update
+    except Failure:
+        return False
+    return update is not None and (update.draining or update.drained)
 
 
 def keep_aside(path: Path) -> Path:

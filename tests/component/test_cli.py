@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import pytest
 
 from mcdaemon import assembly, cli
 from mcdaemon import settings as settings_file
-from mcdaemon.agent import only_one
+from mcdaemon.agent import only_one, wake
 from mcdaemon.errors import Broken
 from mcdaemon.perform import Performer
 from mcdaemon.report.status import Status
@@ -206,6 +207,53 @@ def test_the_status_is_for_people_and_for_programs(
     assert json.loads(capsys.readouterr().out)["warnings"] == ["a warning"]
 
 
+def test_a_status_whose_agent_is_gone_says_so_beside_the_answer(
+    settings: Path, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_status(runtime / "status.json", Status("Working", "drain", "it drains", 1.0))
+    with only_one(runtime):
+        assert run(settings, "status") == cli.OK
+        assert capsys.readouterr().err == ""
+    assert run(settings, "status", "--json") == cli.OK
+    said = capsys.readouterr()
+    assert said.err == "mcdaemon: no agent is running; this is what the last one said\n"
+    assert json.loads(said.out)["state"] == "Working"
+    for text in ("", "process 0 ", "process", f"process {os.getppid()} (`mcdaemon run`)", "process 99999999 "):
+        (runtime / "lock").write_text(text)
+        assert run(settings, "status") == cli.OK
+        assert "no agent is running" in capsys.readouterr().err, text
+    (runtime / "lock").unlink()
+    assert run(settings, "status") == cli.OK
+    assert capsys.readouterr().err == "", "removed by hand: nobody knows"
+
+
+@pytest.mark.parametrize("how", [{"draining": True}, {"drained": True}, {}])
+def test_the_status_says_whether_the_node_is_out_of_service(
+    settings: Path, runtime: Path, capsys: pytest.CaptureFixture[str], how: dict[str, Any]
+) -> None:
+    """Also when the agent was killed before it could."""
+    journal.store(journal_of(settings), Journal(dataclasses.replace(Update("u", "d", "n", "s"), **how)))
+    assert run(settings, "status") == cli.FAILED
+    said = capsys.readouterr()
+    assert ("the node is out of service (drained)" in said.err) == bool(how)
+    store_status(runtime / "status.json", Status("Working", "drain", "it drains", 1.0))
+    assert run(settings, "status") == cli.OK
+    assert ("the node is out of service (drained)" in capsys.readouterr().out) == bool(how)
+    assert run(settings, "status", "--json") == cli.OK
+    assert json.loads(capsys.readouterr().out)["out_of_service"] is bool(how)
+
+
+def test_right_after_a_boot_the_status_names_what_is_in_flight_and_what_to_start(
+    settings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal.store(journal_of(settings), Journal(Update("u", "d", "rendered-2", "s")))
+    assert run(settings, "status") == cli.FAILED
+    assert capsys.readouterr().err == (
+        "mcdaemon: no round was made since this boot, and an update to rendered-2 is in flight; start "
+        "mcdaemon.service, which goes on with it, or use `mcdaemon run --once`\n"
+    )
+
+
 # -- retry ------------------------------------------------------------------------------------------------------------
 
 
@@ -335,3 +383,20 @@ def test_a_reader_that_went_away_is_no_traceback(settings: Path, runtime: Path) 
                           stderr=subprocess.PIPE, text=True, timeout=30)  # fmt: skip
     os.close(writer)
     assert done.returncode == cli.FAILED and done.stderr == ""
+
+
+@as_root
+@pytest.mark.parametrize("command, woken", [("run", True), ("run --once", False)])
+def test_a_retry_wakes_the_agent_that_waits_and_does_not_end_the_one_that_runs_once(
+    settings: Path, runtime: Path, command: str, woken: bool
+) -> None:
+    """SIGHUP ends the latter, which looks for what was asked before each step anyway."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: heard.append(number))
+    try:
+        with only_one(runtime):
+            (runtime / "lock").write_text(f"process {os.getpid()} (`mcdaemon {command}`)\n")
+            assert wake(runtime)
+        assert bool(heard) == woken
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -95,9 +96,7 @@ def test_a_script_that_never_ends_is_killed_with_its_children_and_fails(folder: 
     assert "did not end within 1 s" in scripts(folder, limit=1.0).required()
 
 
-def test_a_script_sees_nothing_of_the_agent(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_sees_nothing_of_the_agent(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
     monkeypatch.setenv("SECRET", "hunter2")
     write(folder / "10", f"env >{tmp_path}/env; read line && echo heard >>{tmp_path}/env; true")
@@ -154,3 +153,52 @@ def test_an_agent_that_has_to_end_gives_no_verdict(folder: Path) -> None:
         assert caught.value.code == process.STOPPED and not isinstance(caught.value, Broken)
     finally:
         process.on_wait(lambda: None)
+
+
+def test_a_script_that_leaves_a_child_with_its_output_is_judged_by_its_own_end(folder: Path, tmp_path: Path) -> None:
+    """And what it left is gone: nobody else would ever end it."""
+    write(folder / "10", f"sleep 600 & echo $! >{tmp_path}/pid; echo fine")
+    assert scripts(folder, limit=3.0).required() == ""
+    ended(int((tmp_path / "pid").read_text()))
+    write(folder / "10", "sleep 600 & echo the reason; exit 1")
+    assert scripts(folder, limit=3.0).required().endswith(": the reason")
+
+
+def test_a_child_that_left_the_group_and_talks_for_ever_does_not_change_the_verdict(
+    folder: Path, tmp_path: Path
+) -> None:
+    write(folder / "10", f"setsid sh -c 'echo $$ >{tmp_path}/pid; exec yes' & until test -s {tmp_path}/pid; do :; done")
+    try:
+        assert scripts(folder, limit=3.0).required() == ""
+    finally:
+        ended(int((tmp_path / "pid").read_text()))  # nobody reads any more: SIGPIPE
+
+
+def test_a_script_that_never_ends_is_told_so_whatever_it_says(folder: Path) -> None:
+    for text in ("exec yes", "exec >&- 2>&-; sleep 600"):
+        write(folder / "10", text)
+        assert "did not end within 1 s" in scripts(folder, limit=1.0).required()
+
+
+def test_what_is_quoted_of_a_script_is_one_short_printable_line(folder: Path) -> None:
+    write(folder / "10", r"printf 'a\n\033[31mred\n\000\n\n'; exit 1")
+    assert scripts(folder).required().endswith(": \ufffd[31mred")
+    write(folder / "10", "head -c 200000 /dev/urandom; exit 1")
+    said = scripts(folder).required()
+    assert said.isprintable() and len(said) < 1000
+    write(folder / "10", r"printf '\000\000'; exit 4")
+    assert scripts(folder).required().endswith("ended with exit status 4")
+
+
+def ended(pid: int) -> None:
+    """Wait for the end of a process that is nobody's child here."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    raise AssertionError(f"process {pid} lives on")

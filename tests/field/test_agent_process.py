@@ -88,6 +88,54 @@ def test_sigterm_while_the_node_drains_is_honoured_in_time(aged: Aged) -> None:
     assert node.machine.read("/etc/app.conf") == "old\n"
 
 
+SLOW_DRAIN = f"""{SETTINGS}{QUIET}drain:
+  command: [/bin/sh, -c, 'echo begun >/run/begun; read x </run/let-go; echo drained >>/run/order']
+  undo: [/bin/sh, -c, 'echo undone >>/run/order']
+"""
+
+
+def test_the_undo_of_a_killed_drain_comes_after_its_end(aged: Aged) -> None:
+    """The drain lives on in a session of its own; an undo before its end would leave the node drained for ever."""
+    node = aged(OLD, settings=SLOW_DRAIN)
+    node.machine.run(["rm", "-f", "/run/order", "/run/begun"])
+    node.machine.run(["mkfifo", "/run/let-go"])
+    drained_and(node, "KILL")
+    node.desire()
+    held = node.mcdaemon("run", "--once", check=False)
+    assert held.returncode == 3 and "still runs as process" in held.stderr, held.stderr
+    assert not node.machine.exists("/run/order") and status(node)["out_of_service"] is True
+    shown = node.mcdaemon("status")
+    assert "the node is out of service (drained)" in shown.stdout and "no agent is running" in shown.stderr
+    node.machine.run(["sh", "-c", "echo go >/run/let-go; until test -s /run/order; do :; done"], timeout=20)
+    assert node.mcdaemon("run", "--once").returncode == 0
+    assert node.machine.read("/run/order") == "drained\nundone\n"
+    assert status(node)["out_of_service"] is False
+    rests_on(node, "50-old")
+
+
+def test_a_terminal_that_goes_away_in_a_drain_ends_run_once_and_its_drain(aged: Aged) -> None:
+    node = aged(OLD, settings=SLOW_DRAIN)
+    node.machine.run(["rm", "-f", "/run/order", "/run/begun"])
+    node.machine.run(["mkfifo", "/run/let-go"])
+    agent = drained_and(node, "HUP")
+    assert agent.wait(20) == 130
+    node.desire()
+    assert node.mcdaemon("run", "--once").returncode == 0
+    assert node.machine.read("/run/order") == "undone\n", "its drain went with it"
+    rests_on(node, "50-old")
+
+
+def drained_and(node: Node, signal: str) -> Agent:
+    """`run --once`, and alone that process, gets the signal in the middle of its drain."""
+    node.desire(first=NEW)
+    agent = Agent.start(node)
+    agent.wait_for("drain: ")
+    node.machine.run(["sh", "-c", "until test -s /run/begun; do :; done"], timeout=20)
+    node.machine.run(["pkill", f"-{signal}", "-f", "mcdaemon.pyz run"])
+    agent.process.wait(20)
+    return agent
+
+
 def test_sighup_makes_the_agent_look_again_at_once(aged: Aged) -> None:
     node = aged(OLD, settings=GATED + QUIET + "loop: {interval_seconds: 3600}\n")
     agent = run_daemon(node)
