@@ -27,7 +27,7 @@ _OUTSIDE = ("lib/containers/", "lib/rpm-ostree", "log", "cache", "lib/cni", "lib
             "lib/mcdaemon/journal.json", "lib/mcdaemon/machineconfigs", "lib/mcdaemon/status.json")  # fmt: skip
 # What the stand and the programs of the node have in /run at any time.
 _RUN = re.compile(r"(stand|systemd|dbus|lock|containers|crun|libpod|rpm-ostree[^/]*|user|log|netns)(/|$)"
-                  r"|mcdaemon/((lock|settled|(status|health|versions)\.json)$)")  # fmt: skip
+                  r"|mcdaemon/((lock|hook\.lock|settled|(status|health|versions)\.json)$)")  # fmt: skip
 
 
 POLICY, LOADED = "/etc/containers/policy.json", "/run/loaded-policy"
