@@ -268,16 +268,28 @@ def _retry(arguments: argparse.Namespace) -> int:
     record, alien = journal.load(context.journal)
     if alien:
         print(f"mcdaemon: {alien}", file=sys.stderr)
-    what = str(record.failed or "")
-    if not what and record.confirmed is not None and record.confirmed.deployment != context.machine.booted()[1]:
-        what = f"{record.confirmed.name}: an older deployment is booted"
+    what, identity = str(record.failed or ""), record.failed.desired if record.failed else ""
+    confirmed = record.confirmed
+    if not what and confirmed and confirmed.desired and confirmed.deployment != context.machine.booted()[1]:
+        what, identity = f"{confirmed.name}: an older deployment is booted", confirmed.desired
     if not what:
         print("no target is remembered as failed, and no older deployment was chosen to boot")
         return OK
     context.retry.touch()
     when = "now" if wake(RUNTIME) else "with the next `mcdaemon run`"
-    print(f"will be tried again {when}: {what}")
+    if _desires(context, identity):
+        print(f"will be tried again {when}: {what}")
+    else:
+        print(f"nothing is tried again, for this config is not desired; its record goes {when}: {what}")
     return OK
+
+
+def _desires(context: Context, identity: str) -> bool:
+    try:
+        desired = context.source.read()
+    except Failure:
+        return False
+    return desired is not None and desired.config.identity == identity
 
 
 def _early(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from mcdaemon.machineconfig import kernelargs, model, reconcile
 from mcdaemon.machineconfig.model import MachineConfig
 from mcdaemon.plan import Plan, make, same_base
 from mcdaemon.update import downgrade, health, journal, ownsettings, payload, preflight, stage, verify
-from mcdaemon.update.journal import Journal, Update
+from mcdaemon.update.journal import Confirmed, Journal, Update
 from mcdaemon.update.payload import CURRENT_CONFIG, wanted
 from mcdaemon.update.verify import Expected
 
@@ -61,6 +61,12 @@ class Facts:
     notes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     versions: Versions = Versions()
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Paths outside /etc that are of a newer config than the booted one, because an older deployment is booted."""
+        confirmed = self.journal.confirmed
+        return confirmed.outside(self.booted) if confirmed is not None else ()
 
     @property
     def update(self) -> Optional[Update]:
@@ -146,6 +152,8 @@ class Observer:
             ),
         )
         found = [*drift(self._context, current), *self._other_image(facts)]
+        if found and facts.journal.confirmed is not None and self._left(facts):
+            found.insert(0, _told_apart(current, facts.journal.confirmed))
         return _with(facts, drift="; ".join(found))
 
     def _other_image(self, facts: Facts) -> list[str]:
@@ -161,13 +169,10 @@ class Observer:
 
         Only while the confirmed one could still be booted: on a node that was installed anew it cannot.
         """
-        confirmed, context = facts.journal.confirmed, self._context
+        confirmed = facts.journal.confirmed
         if facts.update is not None or confirmed is None or confirmed.desired != facts.observation.desired:
             return ""
-        if facts.booted == confirmed.deployment:
-            return ""
-        known = boot.entries(context.machine.boot, context.machine.sysroot)
-        if all(entry.deployment != confirmed.deployment for entry in known):
+        if not self._left(facts):
             return ""
         carried = facts.current.name if facts.current else "no config"
         return (
@@ -175,6 +180,13 @@ class Observer:
             f"{confirmed.name} was confirmed on {confirmed.deployment}, which is still there. It is left so until that "
             "one is booted, another config is desired, or `mcdaemon retry`"
         )
+
+    def _left(self, facts: Facts) -> bool:
+        """Whether the deployment that was confirmed last can be booted, and another one is."""
+        confirmed, machine = facts.journal.confirmed, self._context.machine
+        if confirmed is None or facts.booted == confirmed.deployment:
+            return False
+        return any(entry.deployment == confirmed.deployment for entry in boot.entries(machine.boot, machine.sysroot))
 
     def _moving(self, facts: Facts, refusal: str) -> Facts:
         """The facts of an update that is due or in flight. `refusal`: why the desired config cannot be read now."""
@@ -409,6 +421,15 @@ def drift(context: Context, config: MachineConfig) -> tuple[str, ...]:
     if not kernelargs.satisfied(running, config.kernel_arguments):
         found.append("kernel arguments: the running ones are not those of the config")
     return tuple(found)
+
+
+def _told_apart(current: MachineConfig, confirmed: Confirmed) -> str:
+    """Why what is outside /etc is not what the booted root's config says, though nobody has changed it by hand."""
+    return (
+        f"the older deployment of {current.name} is booted, and the files outside /etc are still those of "
+        f"{confirmed.name}, which was confirmed on {confirmed.deployment}; boot that one, from where {current.name} is "
+        "applied as a whole if it is desired, or desire another config"
+    )
 
 
 def _with(facts: Facts, **changes: Any) -> Facts:

@@ -106,13 +106,14 @@ class Performer:
     def retry_if_asked(self) -> None:
         """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
 
-        And what was confirmed, where an older deployment was booted since: that is what keeps the agent from acting.
+        And which config was confirmed, where an older deployment was booted since: that is what keeps the agent from
+        acting. What of it is outside /etc stays known: it is there until the next update.
         """
         if self._context.retry.exists():
             record = self._update.record()
             confirmed = record.confirmed
             if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
-                confirmed = None
+                confirmed = dataclasses.replace(confirmed, desired="")
             self._update.store(dataclasses.replace(record, failed=None, confirmed=confirmed))
             self._context.retry.unlink()
 
@@ -272,7 +273,7 @@ class Performer:
             raise Broken(f"cannot reboot into {update.name}: the boot entry has other kernel arguments than the config")
         self._update.note(proved=facts.pending)
 
-    def _reboot(self, facts: Facts, _decision: Decision) -> None:
+    def _reboot(self, facts: Facts, decision: Decision) -> None:
         """Arm the journal, then ask. Until the call has succeeded the update can still be dropped (P7).
 
         An armed journal without our asking is the work of an agent that died in between: ask, twice does no harm.
@@ -287,6 +288,9 @@ class Performer:
                 f"cannot reboot: it was asked for {patience:.0f} s ago and did not come",
                 "see `systemctl list-jobs` and `systemd-inhibit --list`; it is asked for again",
             )
+        update = facts.update
+        if update is not None and not update.drained and facts.pending and facts.plan is not None:
+            self._drain(facts, decision)  # back at work since a discard that could not be completed
         late = self._late_changes()
         if late:
             log.warning("changed after the merge, so not in the new root: %s", ", ".join(late))
@@ -318,7 +322,8 @@ class Performer:
         # The record first: without the payload that it names, a target looks broken. What a crash leaves is swept.
         record = dataclasses.replace(self._update.record(), update=None, digest=digest)
         if not decision.remember:
-            confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()))
+            shared = "\0".join(self._shared(update))
+            confirmed = Confirmed(update.desired, update.name, facts.booted, int(time.time()), shared)
             record = dataclasses.replace(record, failed=None, confirmed=confirmed)
         self._update.store(record)
         self._forget(update)
@@ -345,6 +350,7 @@ class Performer:
         update, context = update_of(facts), self._context
         if not update.live and (facts.staged is not None or facts.pending):
             context.rpmostree.cleanup("pending-deploy")
+            self._require_gone(update)
         if update.live:
             live.take_back(
                 update.id, facts.current, context.policy, context.root, context.payloads, context.undo, context.systemd
@@ -364,6 +370,23 @@ class Performer:
             failed = FailedTarget.of(update, decision.why)
         self._update.store(dataclasses.replace(record, update=None, failed=failed))
         self._forget(update)
+
+    def _require_gone(self, update: Update) -> None:
+        """Raises Held while the target is the default boot entry in spite of the cleanup, which keeps what is pinned
+        and reports success: its files stay whole then, and so does the journal, for the next boot may enter it. It need
+        not wait out of service."""
+        machine = self._context.machine
+        left = machine.pending()
+        if not left or left != update.staged:
+            return
+        self._back_to_work(update)
+        index = 0 if machine.staged() is None else 1
+        raise Held(
+            HoldReason.OTHER_CLIENT,
+            f"cannot drop {update.name}: its deployment {left} is the default boot entry, also after a cleanup",
+            f"if it is pinned: `ostree admin pin --unpin {index}`; it goes on by itself then, and a reboot until then "
+            "boots it complete",
+        )
 
     def _complete(self, update: Update) -> None:
         """What somebody else has made of the booted target carries its config: the files outside /etc have to fit that.
@@ -397,6 +420,7 @@ class Performer:
             context.payloads,
             context.undo,
             context.systemd,
+            facts.outside,
         )
         self._update.note(applied=True)
 
@@ -411,6 +435,15 @@ class Performer:
         if load is None:
             raise Broken(f"cannot go on with {update.name}: its payload {update.id} is gone")
         return load
+
+    def _shared(self, update: Update) -> tuple[str, ...]:
+        """The files of the update that all deployments share. A payload that is torn by now keeps no update from its
+        end."""
+        with contextlib.suppress(Broken):
+            load, root = self._context.payloads.load(update.id), self._context.root
+            entries = load.entries if load is not None else ()
+            return tuple(path for path, node in entries if node.kind is files.Kind.FILE and root.shared(path))
+        return ()
 
     def _back_to_work(self, update: Update) -> None:
         if update.draining or update.drained:

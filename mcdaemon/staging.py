@@ -153,7 +153,9 @@ class Staging:
         versions = context.probe.versions(facts.booted)
         stage.verify(context.machine, staged, facts.deployments, versions.prunes_boot_early)
         target = context.machine.root_of(staged.name)
-        load, entries = payload.build(update.id, facts.desired.config, facts.current, target, context.root)
+        load, entries = payload.build(
+            update.id, facts.desired.config, facts.current, target, context.root, facts.outside
+        )
         report = merge.predict(context.root, target, load, versions.skips_special_files)
         report.log(log)
         context.payloads.drop(update.id)

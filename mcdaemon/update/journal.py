@@ -133,13 +133,20 @@ class Confirmed:
     """What the last update that was kept has put in place.
 
     :ivar desired: identity of the config; `name` is for people. `deployment`: what was booted then.
+        `desired` is "" once `retry` was asked for on an older deployment.
     :ivar at: when it was confirmed, seconds since the epoch.
+    :ivar shared: the paths of its files outside /etc, which older deployments share; separated by NUL.
     """
 
     desired: str
     name: str
     deployment: str
     at: int = 0
+    shared: str = ""
+
+    def outside(self, booted: str) -> tuple[str, ...]:
+        """Paths that hold files of this config though `booted`, an older deployment, may know nothing of them."""
+        return tuple(self.shared.split("\0")) if self.shared and booted != self.deployment else ()
 
 
 @dataclass(frozen=True)

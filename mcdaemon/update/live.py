@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Optional
 
 from mcdaemon.errors import Broken, Failure
@@ -34,9 +34,11 @@ def apply(
     payloads: Shelf,
     undo: Shelf,
     systemd: Systemd,
+    outside: Iterable[str] = (),
 ) -> None:
-    """Bring the running root to `new`. Idempotent; raises Broken when it did not take, the caller then undoes it."""
-    load, entries = payload.build(update, new, old, root, root)
+    """Bring the running root to `new`. Idempotent; raises Broken when it did not take, the caller then undoes it.
+    `outside`: see `payload.build`."""
+    load, entries = payload.build(update, new, old, root, root, outside)
     payloads.save(load, entries)
     commit.remember(load, undo, root, lambda _path: True)
     commit.apply(load, payloads, root)

@@ -180,15 +180,22 @@ def _capture_into(items: dict[str, Entry], root: Root, path: str) -> None:
 
 
 def build(
-    identity: str, new: MachineConfig, old: Optional[MachineConfig], target: Root, running: Root
+    identity: str,
+    new: MachineConfig,
+    old: Optional[MachineConfig],
+    target: Root,
+    running: Root,
+    outside: Iterable[str] = (),
 ) -> tuple[Payload, dict[str, Entry]]:
     """What has to be written into `target` to bring it from whatever /etc ostree merges to `new`.
 
-    A path that only `old` manages goes back to what the *target's* image ships, or away.
+    A path that only `old` manages goes back to what the *target's* image ships, or away. `outside`: further
+    paths that another config than `old` has left in shared places; the same goes for them.
     """
     going = [unit.path for unit in old.units] if old else []
     items = {**agent_items(running), **wanted(new, target, running, going)}
-    for path in wanted(old, running, running) if old else {}:
+    before = [*(wanted(old, running, running) if old else {}), *outside]
+    for path in before:
         if path not in items:
             items[path] = Entry.absent() if _in_the_way(path, items) else image_default(target, path)
     return _payload(identity, new.identity, items, _passwords(new, old)), items

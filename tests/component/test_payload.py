@@ -115,6 +115,15 @@ def test_what_only_the_old_config_had_goes_away(running: Root, target: Root) -> 
     assert node_of(load, "/etc/dropped") == Node(Kind.ABSENT)
 
 
+def test_what_another_config_has_left_in_shared_places_goes_away_but_not_what_the_new_one_has(
+    running: Root, target: Root
+) -> None:
+    new, left = config(files=[file("/usr/local/bin/both")]), ("/usr/local/bin/both", "/usr/local/bin/left")
+    load, _items = payload.build("u1", new, None, target, running, left)
+    assert node_of(load, "/usr/local/bin/left").kind is Kind.ABSENT
+    assert node_of(load, "/usr/local/bin/both").kind is Kind.FILE
+
+
 def test_what_only_the_old_config_had_becomes_what_the_new_image_ships(running: Root, target: Root) -> None:
     """Of the target's image: the running one's default is of the past."""
     (running.path / "usr/etc/dropped").write_bytes(b"default of the running image")

@@ -19,6 +19,7 @@ from tests.field.evidence import (
     no_leftovers,
     rests_on,
     status,
+    stop_after,
     tick,
     transactions,
     tree,
@@ -211,8 +212,85 @@ def test_another_desired_config_brings_a_node_forward_on_which_an_old_entry_was_
     node, _old, _new = chosen
     assert tick(node) == 1
     node.desire(first=NEWEST)
+    assert "not desired" in node.mcdaemon("retry").stdout, "nothing is promised that is not done"
     node.update()
     rests_on(node, "50-newest")
+    assert node.machine.read("/usr/local/bin/tool") == "newest\n"
+    assert not node.machine.exists("/usr/local/bin/only-new"), "of the config whose deployment is not booted"
+
+
+def test_the_config_of_an_old_entry_that_was_chosen_is_told_apart_from_the_files_of_the_newer_one(
+    chosen: tuple[Node, str, str],
+) -> None:
+    """Nobody changed them by hand, and `retry` would not change them; the newer entry is the way to all of it."""
+    node, _old, new = chosen
+    node.desire(first=OLD)
+    before = fingerprint(node)
+    assert tick(node) == 1 and fingerprint(node) == before
+    found = status(node)
+    assert found["state"] == "Degraded"
+    assert "still those of 50-new" in found["why"] and new in found["why"] and "/usr/local/bin/tool" in found["why"]
+    said = node.mcdaemon("retry").stdout
+    assert "not desired" in said and "will be tried" not in said
+    node.machine.power_cut()
+    node.machine.boot()
+    node.update()
+    rests_on(node, "50-old")
+    assert node.machine.read("/usr/local/bin/tool") == "old\n" and not node.machine.exists("/usr/local/bin/only-new")
+
+
+# -- a target that cannot be dropped ----------------------------------------------------------------------------------
+
+DRAINED = SHORT + "drain: {command: [/usr/bin/touch, /var/drained], undo: [/bin/rm, -f, /var/drained]}\n"
+
+
+@pytest.fixture
+def pinned(aged: Aged) -> tuple[Node, str]:
+    """A node whose target was proved, then pinned, then is not desired any more; and the target's deployment."""
+    node = aged(OLD, settings=DRAINED)
+    node.desire(first=NEW)
+    stop_after(node, "verify-root")
+    node.machine.run(["ostree", "admin", "pin", "0"])
+    target = node.machine.default_entry().deployment
+    node.desire(first=OLD)
+    assert tick(node) == 3
+    return node, target
+
+
+def test_a_pinned_target_keeps_its_files_and_the_node_works_until_it_is_unpinned(pinned: tuple[Node, str]) -> None:
+    """rpm-ostree's cleanup reports success and keeps it; half a config must not be what boots next."""
+    node, target = pinned
+    assert node.machine.default_entry().deployment == target and node.machine.read("/usr/local/bin/tool") == "new\n"
+    assert journal(node)["update"]["proved"] == target and not node.machine.exists("/var/drained")
+    found = status(node)
+    assert found["state"] != "Done" and target in found["error"] and "ostree admin pin --unpin 0" in found["error"]
+    node.machine.run(["ostree", "admin", "pin", "--unpin", "0"])
+    node.update()
+    rests_on(node, "50-old")
+    assert node.boots == 0 and node.machine.read("/usr/local/bin/tool") == "old\n"
+    assert not node.machine.exists("/usr/local/bin/only-new")
+
+
+def test_a_reboot_into_a_pinned_target_finds_all_of_it_and_leads_back(pinned: tuple[Node, str]) -> None:
+    node, target = pinned
+    node.machine.reboot()
+    assert node.machine.booted().name == target
+    assert node.machine.read("/etc/app.conf") == node.machine.read("/usr/local/bin/tool") == "new\n"
+    validated(node)
+    node.update()
+    rests_on(node, "50-old")
+    assert node.machine.read("/usr/local/bin/tool") == "old\n" and not node.machine.exists("/usr/local/bin/only-new")
+
+
+def test_a_pinned_target_that_is_desired_again_is_drained_for_before_its_reboot(pinned: tuple[Node, str]) -> None:
+    node, target = pinned
+    node.desire(first=NEW)
+    stop_after(node, "reboot")
+    assert node.machine.exists("/var/drained")
+    node.follow_reboot()
+    tick(node)
+    assert node.machine.booted().name == target and not node.machine.exists("/var/drained")
+    rests_on(node, "50-new")
 
 
 def test_an_old_root_whose_newer_deployment_is_gone_was_not_chosen(chosen: tuple[Node, str, str]) -> None:

@@ -348,10 +348,18 @@ def test_an_old_root_has_come_back_when_this_boot_should_have_entered_the_target
     assert update.progress("boot-2", "", pending).came_back is came_back
 
 
+def test_the_shared_files_of_what_was_confirmed_matter_while_an_older_deployment_is_booted() -> None:
+    confirmed = Confirmed("d", "n", "t.0", 7, "/var/a b\0/usr/local/bin/t")
+    assert confirmed.outside("t.0") == ()
+    assert confirmed.outside("older.0") == ("/var/a b", "/usr/local/bin/t")
+    assert decode(encode(Journal(confirmed=confirmed))).confirmed == confirmed
+
+
 def test_a_journal_from_before_there_was_a_confirmed_one_is_ours() -> None:
     assert decode(signed(members())).confirmed is None
     confirmed = Journal(confirmed=Confirmed("d" * 64, "rendered-worker-1", "t.0", 7))
     assert decode(encode(confirmed)) == confirmed
+    assert confirmed.confirmed is not None and confirmed.confirmed.outside("older.0") == ()
     brokens: list[Any] = [{"desired": "d"}, {"desired": "d", "name": "n", "deployment": 5}, [], "x"]
     for broken in brokens:
         assert "/journal/confirmed" in refused(signed({**members(), "confirmed": broken}))
