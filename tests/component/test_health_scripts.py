@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import select
 from pathlib import Path
 
 import pytest
@@ -192,13 +192,14 @@ def test_what_is_quoted_of_a_script_is_one_short_printable_line(folder: Path) ->
 
 def ended(pid: int) -> None:
     """Wait for the end of a process that is nobody's child here."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        time.sleep(0.01)
-    os.kill(pid, 9)
-    raise AssertionError(f"process {pid} lives on")
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        gone = bool(select.select([descriptor], [], [], 5)[0])
+    finally:
+        os.close(descriptor)
+    if not gone:
+        os.kill(pid, 9)
+    assert gone, f"process {pid} lives on"

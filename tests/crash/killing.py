@@ -15,7 +15,7 @@ from typing import Optional
 
 from tests.crash import picture
 from tests.crash.scenarios import Ground, Resumed, Scenario
-from tests.crash.tracer import Action, Stop, Traced, trace
+from tests.crash.tracer import Action, AtStop, Stop, Traced, trace
 from tests.field.evidence import status
 from tests.stand.node import Node
 
@@ -185,12 +185,12 @@ def _run_traced(node: Node, kill_at: int) -> _Run:
     raise AssertionError(f"no rest after {ROUNDS} rounds:\n{run.said}")
 
 
-def _traced_agent(node: Node, at_stop: object) -> tuple[Traced, str]:
+def _traced_agent(node: Node, at_stop: AtStop) -> tuple[Traced, str]:
     argv, env = node.machine.entering(["mcdaemon", "run", "--once"])
     reader, writer = os.pipe()
     try:
         fcntl.fcntl(writer, _F_SETPIPE_SZ, _OUTPUT_PIPE)  # holds all that is said: nobody reads meanwhile
-        traced = trace(argv, at_stop, env, writer, writer)  # type: ignore[arg-type]
+        traced = trace(argv, at_stop, env, writer, writer)
         os.close(writer)
         writer = -1
         return traced, os.read(reader, _OUTPUT_PIPE).decode(errors="replace")

@@ -155,7 +155,7 @@ class LossyDisk:
         if call is Call.RENAME:
             old_folder, old_name = os.path.split(operation.other)
             if old_folder != folder:
-                raise NotImplementedError(f"a rename from one directory to another: {operation}")
+                raise ValueError(f"a rename from one directory to another: {operation}")
             parent.alter(_Change(name, parent.current[old_name], source=old_name))
         elif call is Call.LINK:
             parent.alter(_Change(name, self._find(operation.other)))
