@@ -66,6 +66,11 @@ class Context:
         return self.runtime / "settled"
 
     @property
+    def etc_at_merge(self) -> Path:
+        """What /etc was when ostree merged it: for a sentence about what was changed after that."""
+        return self.runtime / "etc-at-merge.json"
+
+    @property
     def retry(self) -> Path:
         """Its existence asks the agent to try a failed target again."""
         return Path(self.settings.state_dir) / "retry"

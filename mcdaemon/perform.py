@@ -13,14 +13,15 @@ from typing import Callable, NoReturn, Optional
 from mcdaemon.context import Context
 from mcdaemon.decide import Booted, Decision, Step
 from mcdaemon.errors import Broken, Failure, Held, HoldReason, Transient
-from mcdaemon.host import files, greenboot, otheragents, packages, process, turns
+from mcdaemon.host import files, greenboot, otheragents, process, turns
 from mcdaemon.host.namespace import with_writable
 from mcdaemon.inflight import InFlight, plan_of, update_of
 from mcdaemon.machineconfig import kernelargs
 from mcdaemon.observe import Facts
 from mcdaemon.staging import MOST_TROUBLES, Staging, release
-from mcdaemon.update import commit, health, journal, live, lost, merge, ownsettings, payload, rollback, verify
-from mcdaemon.update.journal import Confirmed, FailedTarget, Journal, Update
+from mcdaemon.sweeping import retry_if_asked, sweep
+from mcdaemon.update import commit, health, live, merge, ownsettings, payload, rollback, verify
+from mcdaemon.update.journal import Confirmed, FailedTarget, Update
 
 log = logging.getLogger("mcdaemon")
 
@@ -61,61 +62,12 @@ class Performer:
         return self._asked is not None
 
     def sweep(self) -> str:
-        """Remove what a crash left behind and no journal knows: payloads, undo records, holds, a package repository.
-
-        Returns the sentence about a journal that could not be used: who mends it is the only one who learns.
-        """
-        context, alien = self._context, self._mend()
-        update = self._update.record().update
-        known = {update.id} if update is not None else set()
-        for shelf in (context.payloads, context.undo):
-            for identity in shelf.identities():
-                if identity not in known:
-                    shelf.drop(identity)
-        if update is not None and update.unfinalized:
-            log.warning("ostree could not finalize %s at the last shutdown: %s", update.name, update.unfinalized)
-            self._update.note(unfinalized="")
-        files.remove_temporaries(context.root, (context.settings.state_dir, str(context.runtime)))
-        if update is None:
-            self._etc_before.unlink(missing_ok=True)
-        for left in packages.leftovers(context.root):
-            log.warning("removing %s, which an interrupted transaction left behind", left)
-            packages.remove(context.root)
-        try:
-            for hold in context.images.release_unknown(known if update is not None and update.held else set()):
-                log.warning("released the hold %s, which no update knows", hold)
-        except Transient as error:
-            # A node without podman has none; otherwise the next start looks again.
-            log.info("%s", error)
-        return alien
-
-    def _mend(self) -> str:
-        """Replace a journal that cannot be used by one whose update stands in for what was in flight, in one stroke.
-
-        Returns the sentence about it, "" for one that is in order.
-        """
-        context = self._context
-        _record, alien = journal.load(context.journal)
-        if not alien:
-            return ""
-        told = f"{alien}; it is kept as {journal.keep_aside(context.journal)}"
-        _osname, booted = context.machine.booted()
-        self._update.store(Journal(update=lost.stand_in(context.payloads, context.undo, context.root, booted, told)))
-        return told
+        """What a start has to do before anything else; see `sweeping`."""
+        return sweep(self._context, self._update)
 
     def retry_if_asked(self) -> None:
-        """Forget the failed target when `mcdaemon retry` asked for it: only the agent writes the journal.
-
-        And which config was confirmed, where an older deployment was booted since: that is what keeps the agent from
-        acting. What of it is outside /etc stays known: it is there until the next update.
-        """
-        if self._context.retry.exists():
-            record = self._update.record()
-            confirmed = record.confirmed
-            if confirmed is not None and confirmed.deployment != self._context.machine.booted()[1]:
-                confirmed = dataclasses.replace(confirmed, desired="")
-            self._update.store(dataclasses.replace(record, failed=None, confirmed=confirmed))
-            self._context.retry.unlink()
+        """Forget the failed target when `mcdaemon retry` asked for it."""
+        retry_if_asked(self._context, self._update)
 
     def perform(self, decision: Decision, facts: Facts) -> None:
         """Take the step. Raises Failure; a target that turns out to be impossible is written down first."""
@@ -209,7 +161,9 @@ class Performer:
             finalizing=facts.boot_id, finalizations=update.finalizations + 1, stamp=context.machine.stamp()
         )
         with contextlib.suppress(Failure):  # only for a sentence in the log
-            files.write_atomic(self._etc_before, json.dumps(merge.snapshot(context.root.path / "etc")).encode())
+            files.write_atomic(
+                self._context.etc_at_merge, json.dumps(merge.snapshot(context.root.path / "etc")).encode()
+            )
         context.machine.unlock()
         try:
             context.machine.finalize(context.systemd, staged.name)
@@ -230,14 +184,10 @@ class Performer:
             raise Broken(f"{error.sentence}; so it went {update.finalizations} times", error.hint) from error
         raise Transient(error.sentence, f"the node is back at work, it is tried again; {error.hint}") from error
 
-    @property
-    def _etc_before(self) -> Path:
-        return self._context.runtime / "etc-at-merge.json"
-
     def _late_changes(self) -> tuple[str, ...]:
         """What was changed in the running /etc since the merge. Nothing is said where the record of it is gone."""
         try:
-            before = json.loads(self._etc_before.read_bytes())
+            before = json.loads(self._context.etc_at_merge.read_bytes())
         except (OSError, ValueError):
             return ()
         return merge.late_changes(before, merge.snapshot(self._context.root.path / "etc"))
@@ -461,7 +411,7 @@ class Performer:
         """The secrets first: what cannot be released now, the next start releases."""
         self._context.payloads.drop(update.id)
         self._context.undo.drop(update.id)
-        self._etc_before.unlink(missing_ok=True)
+        self._context.etc_at_merge.unlink(missing_ok=True)
         self._context.images.trust_storage()
         self._context.images.forget()
         release(self._context, update)

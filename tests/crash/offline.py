@@ -187,7 +187,7 @@ class Offline:
                 settings=Settings(state_dir=_STATE), machine=self.machine, root=self.root, bus=nobody,
                 systemd=nobody, logind=nobody, rpmostree=nobody, source=nobody, images=nobody, payloads=self.payloads,
                 undo=self.undo, policy=disruption.DEFAULT, runtime=top / "run", journal=self.journal,
-                retry=state / "retry", scripts=nobody,
+                retry=state / "retry", scripts=nobody, etc_at_merge=top / "run/etc-at-merge.json",
                 probe=SimpleNamespace(versions=lambda _booted: Versions(ostree=(2025, 1))),
             ),
         )  # fmt: skip
