@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -470,7 +469,6 @@ def test_a_directory_with_something_in_it_is_not_removed(root: Root) -> None:
     assert read_node(root, "/etc/d").kind is Kind.ABSENT
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_a_commit_of_a_thousand_files_is_synced_twice(root: Root) -> None:
     code = (
         "import sys; from pathlib import Path; from mcdaemon.host.root import Root; from mcdaemon.host.files import *\n"
@@ -485,7 +483,6 @@ def test_a_commit_of_a_thousand_files_is_synced_twice(root: Root) -> None:
     assert len(list((root.path / "etc").rglob("f*"))) == 1000
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_no_file_of_a_commit_gets_its_name_before_all_content_is_on_the_disk(root: Root) -> None:
     """Or a power cut leaves an empty file under the name (delayed allocation)."""
     code = (
@@ -511,7 +508,6 @@ def test_a_commit_that_fails_leaves_the_old_files_and_no_temporaries(root: Root)
     assert [path.name for path in (root.path / "etc").iterdir() if path.name.startswith(".mcdaemon")] == []
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_a_single_write_syncs_the_file_before_the_rename_and_the_directory_after_it(root: Root) -> None:
     code = (
         "import sys; from pathlib import Path; from mcdaemon.host.root import Root; from mcdaemon.host.files import *\n"
