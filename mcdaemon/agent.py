@@ -172,7 +172,6 @@ class Agent:
             while not waker.stopped:
                 decision = self.round()
                 waker.beat()
-                waker.look()  # a SIGTERM that came during the step counts before the next one
                 if decision is not None and decision.step not in _PATIENT | _REBOOTING and self._held is None:
                     continue
                 if decision is not None and decision.step is Step.REST:
@@ -242,11 +241,12 @@ class _Waker:
         self._woken = False
         self._notifier = notifier
         self._loop = GLib.MainLoop()
-        self._signals = [
-            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 15, self._stop),
-            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 2, self._stop),
-            GLib.unix_signal_add(GLib.PRIORITY_DEFAULT, 1, self._wake),
-        ]
+        # Not GLib's own signal sources: those are told by a thread, so that a signal could be noticed a step too late.
+        self._before = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._stop),
+            signal.SIGINT: signal.signal(signal.SIGINT, self._stop),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, self._reload),
+        }
         interval = watchdog_interval()
         self._beat = GLib.timeout_add(int(interval * 500), self.beat) if interval else 0
         self._monitor = Gio.File.new_for_path(os.fspath(source)).monitor_directory(Gio.FileMonitorFlags.NONE, None)
@@ -262,15 +262,8 @@ class _Waker:
         if self._expiry:
             GLib.source_remove(timer)
 
-    def look(self) -> None:
-        """Take note of what happened meanwhile, without waiting."""
-        context = GLib.MainContext.default()
-        while context.pending():
-            context.iteration(False)
-
     def has_to_end(self) -> bool:
         """Whether SIGTERM has come, also while a step waits for something."""
-        self.look()
         return self.stopped
 
     def beat(self) -> bool:
@@ -279,8 +272,10 @@ class _Waker:
 
     def close(self) -> None:
         self._monitor.cancel()
-        for source in [*self._signals, *([self._beat] if self._beat else [])]:
-            GLib.source_remove(source)
+        if self._beat:
+            GLib.source_remove(self._beat)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _expired(self) -> bool:
         self._expiry = 0
@@ -288,14 +283,17 @@ class _Waker:
         return False
 
     def _wake(self) -> bool:
-        self._woken = True  # may come while nobody waits in the loop (`look`), and must not be lost then
+        self._woken = True  # may come while a step waits for D-Bus, and must not be lost then
         self._loop.quit()
-        return True
+        return False
 
-    def _stop(self) -> bool:
+    def _stop(self, *_signal: object) -> None:
         self.stopped = True
-        self._loop.quit()
-        return True
+        self._reload()
+
+    def _reload(self, *_signal: object) -> None:
+        # A source, not the quit itself: a signal may come just before the loop begins to run, and must end it then.
+        GLib.idle_add(self._wake, priority=GLib.PRIORITY_DEFAULT)
 
 
 def _level(decision: Decision) -> int:
