@@ -5,6 +5,9 @@ VENV := .venv
 DIST := dist
 DESTDIR :=
 
+# What the virtual machines of vm-tests/ run with.
+VM_PACKAGES := qemu-system-x86 qemu-utils seabios mmdebstrap debian-archive-keyring uidmap e2fsprogs fdisk zstd busybox-static
+
 # What the tests and the demo run for real. libostree, GObject and pydbus come from here too; a PyPI build would need a compiler.
 PACKAGES := ostree gir1.2-ostree-1.0 docker-registry skopeo podman buildah crun conmon rpm rpm2cpio cpio dbus systemd \
 	strace uidmap python3-gi python3-pydbus python3-venv python3-yaml git
@@ -45,6 +48,18 @@ test-crash: deps $(ARCHIVE) ## Kill at every effect, cut the power at every writ
 		--variant=$(VARIANT)
 	$(if $(SCENARIO),,MCDAEMON_CRASH=all $(IN_VENV) -m pytest tests/crash/test_disk_prefixes.py tests/crash/test_power_cut.py)
 
+.PHONY: vm-deps
+vm-deps: deps ## Install what virtual machines need beside that, from Debian's packages
+	$(call apt-install,$(VM_PACKAGES))
+
+.PHONY: vm-image
+vm-image: vm-deps $(ARCHIVE) ## Build the virtual machine's disk, unless it is there with the same inputs
+	PYTHONPATH=vm-tests $(IN_VENV) -m vmlab.image
+
+.PHONY: vm-test
+vm-test: vm-image ## The scenarios with real reboots and power cuts, in virtual machines
+	$(IN_VENV) -m pytest vm-tests/scenarios --numprocesses 2 --dist load
+
 .PHONY: model
 model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers
 	$(IN_VENV) -m tests.model
@@ -56,7 +71,7 @@ picture: deps ## Draw the states and steps anew, in the README and tests/model/s
 .PHONY: lint
 lint: deps ## Check style, types and the direction of imports
 	$(IN_VENV) -m ruff check .
-	$(IN_VENV) -m mypy mcdaemon tests .zipapp/build.py
+	$(IN_VENV) -m mypy
 	$(VENV)/bin/lint-imports
 
 .PHONY: fmt
