@@ -1,0 +1,253 @@
+"""All disks that power cuts during a recorded update may leave, checked without booting them.
+
+    PYTHONPATH=vm-tests .venv/bin/python -m vmlab.prefixes start.img writes.log
+
+checks the disk at each flush and with random losses between them (--losses, --seed): the file system's journal is replayed as a boot
+does it, then `diskstate` says what boots and whether all is as it must be, then e2fsck has to find nothing. The disk is checked as a
+copy in memory; a state costs less than half a second. --share 1/2 is the first half of the work. --fsck N runs `ostree fsck` on each
+N-th state. Needs root: everything is mounted in a mount namespace of its own, which ends with the process.
+
+GRUB reads the disk without replay. Where it would see no entry (vm.md 5: the two writes in which ostree swaps
+/boot/loader) the state counts as one that needs the replay; that is ostree's, and no trouble.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from vmlab import blocklog, diskstate
+from vmlab.blocklog import Log, LogError, Point, Walk
+from vmlab.bootloader import PARTITION
+from vmlab.diskstate import Boots, Look, Story
+
+_MEMORY = Path("/dev/shm")
+_COPIES = 5
+"""Disks at the same time: before, in the end, walking, checked, and one to spare."""
+_TIMEOUT = 120.0
+_LIMIT = 3600.0
+
+
+class PrefixError(Exception):
+    """The check itself cannot be made; the text says why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One disk that was checked. `cut`: how the power cut went; `replay`: without replay of the file system's journal a
+    boot loader sees no entry."""
+
+    cut: str
+    lossy: bool
+    boots: Boots
+    progress: str
+    replay: bool
+    troubles: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.cut}: boots {self.boots.value}, {self.progress}: {'; '.join(self.troubles) or 'fine'}"
+
+
+@dataclass
+class Count:
+    """How many disks were checked, for the report."""
+
+    states: list[State] = field(default_factory=list)
+    log: str = ""
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[State]:
+        return [state for state in self.states if state.troubles]
+
+    def __str__(self) -> str:
+        exact = [state for state in self.states if not state.lossy]
+        lossy = [state for state in self.states if state.lossy]
+        replay = sum(state.replay for state in self.states)
+        each = self.seconds / max(1, len(self.states))
+        return (
+            f"{len(exact)} prefixes at flushes checked, {_boots(exact)}; {len(lossy)} random losses, {_boots(lossy)}; "
+            f"{replay} need the replay of ext4's journal before a boot loader sees an entry; {self.log}; "
+            f"{each:.2f} s each"
+        )
+
+
+def _boots(states: Sequence[State]) -> str:
+    number = {kind: sum(state.boots is kind for state in states) for kind in Boots}
+    wrong = sum(bool(state.troubles) for state in states)
+    return f"{number[Boots.OLD]} of them boot the old, {number[Boots.NEW]} the new, {wrong} wrong"
+
+
+# -- for tests --------------------------------------------------------------------------------------------------------
+
+
+def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int] = (0, 1), fsck: int = 0) -> Count:
+    """Check the disk at each flush, and after so many random losses. `share` (n, m): the n-th of m parts of the work.
+
+    In a process with its own mount namespace. Raises PrefixError when the check cannot be made.
+    """
+    program = [sys.executable, "-m", "vmlab.prefixes", str(start), str(log), "--json", f"--losses={losses}"]
+    program += [f"--seed={seed}", f"--share={share[0] + 1}/{share[1]}", f"--fsck={fsck}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        done = subprocess.run(_apart(program), capture_output=True, text=True, timeout=_LIMIT, env=environment,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise PrefixError(f"cannot check the disks of {log}: not done after {_LIMIT:.0f} s") from error
+    if done.returncode not in (0, 1) or not done.stdout.endswith("}\n"):
+        raise PrefixError(f"cannot check the disks of {log}: {done.stderr.strip() or done.stdout.strip()}")
+    *states, last = (json.loads(line) for line in done.stdout.splitlines())
+    found = [State(**{**state, "boots": Boots(state["boots"]), "troubles": tuple(state["troubles"])})
+             for state in states]  # fmt: skip
+    return Count(found, last["log"], last["seconds"])
+
+
+def _apart(argv: Sequence[str]) -> list[str]:
+    """In a mount namespace of its own, and not longer alive than we are."""
+    return ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", *argv]
+
+
+# -- one disk ---------------------------------------------------------------------------------------------------------
+
+
+def examine(image: Path, folder: Path, story: Story, fsck: bool = False) -> tuple[Look, bool]:
+    """Check one disk, which is changed by that; and whether a boot loader needs the replay. `folder` is mounted on."""
+    replay = not _seen_by_boot_loader(image)
+    troubles = []
+    look = Look(Boots.NOTHING, "", "unknown", ())
+    try:
+        with mounted(image, folder):
+            look = diskstate.look(folder, story)
+            troubles += look.troubles
+            if fsck:
+                troubles += _ostree_fsck(folder)
+    except PrefixError as error:
+        troubles.append(str(error))
+    troubles += _unsound(image)
+    return Look(look.boots, look.deployment, look.progress, tuple(troubles)), replay
+
+
+@contextlib.contextmanager
+def mounted(image: Path, folder: Path) -> Iterator[Path]:
+    """Mounted as a boot does it: the journal is replayed, orphans are removed. Raises PrefixError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = f"loop,offset={PARTITION},noatime,nodiscard,noinit_itable"
+    done = _run("mount", "-t", "ext4", "-o", options, str(image), str(folder))
+    if done.returncode != 0:
+        raise PrefixError(f"cannot mount the disk: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        done = _run("umount", str(folder))
+        if done.returncode != 0:
+            raise PrefixError(f"cannot unmount the disk: {done.stderr.strip()}")
+
+
+def _seen_by_boot_loader(image: Path) -> bool:
+    """Whether there is a boot entry on the disk as it lies there; debugfs does not replay either."""
+    done = _run("debugfs", "-R", "ls -p /boot/loader/entries", f"{image}?offset={PARTITION}")
+    return ".conf/" in done.stdout
+
+
+def _unsound(image: Path) -> list[str]:
+    done = _run("e2fsck", "-f", "-n", f"{image}?offset={PARTITION}")
+    return [] if done.returncode == 0 else [f"e2fsck: {done.stdout.strip()}"]
+
+
+def _ostree_fsck(top: Path) -> list[str]:
+    done = _run("ostree", "fsck", "--quiet", f"--repo={top}/ostree/repo")
+    return [] if done.returncode == 0 else [f"ostree fsck: {done.stderr.strip()}"]
+
+
+def _run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
+                          stdin=subprocess.DEVNULL)  # fmt: skip
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+def states(start: Path, log: Log, chosen: Iterable[Point], folder: Path, fsck: int = 0) -> Iterator[State]:
+    """Check the disks at these points, which are in order. Mounts in the mount namespace of the caller."""
+    before, after = blocklog.copy(start, folder / "before.img"), folder / "after.img"
+    blocklog.disk_at(log, start, len(log.entries), after)
+    with mounted(before, folder / "before"), mounted(after, folder / "after"):
+        story = Story.of(folder / "before", folder / "after")
+        with Walk(log, start, folder / "walk.img") as walk:
+            for number, point in enumerate(chosen, 1):
+                disk = folder / "check.img"
+                cut = cut_at(walk, point, disk)
+                look, replay = examine(disk, folder / "check", story, fsck > 0 and number % fsck == 0)
+                disk.unlink()
+                yield State(cut, point.seed is not None, look.boots, look.progress, replay, look.troubles)
+
+
+def cut_at(walk: Walk, point: Point, disk: Path) -> str:
+    """Make the disk of a point; how the power cut went."""
+    if point.seed is not None:
+        return f"{point}: {walk.cut(point.moment, random.Random(point.seed), disk)}"
+    walk.forward(point.moment)
+    walk.copy(disk)
+    return str(point)
+
+
+def scratch(disk: Path) -> Path:
+    """A new folder for some copies of a disk, in memory where that has room for them."""
+    need = _COPIES * disk.stat().st_blocks * 512
+    roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * need
+    return Path(tempfile.mkdtemp(prefix="vmlab-prefixes-", dir=_MEMORY if roomy else None))
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="vmlab.prefixes", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("start", type=Path, help="the disk as it was when the log began")
+    parser.add_argument("log", type=Path, help="the log of blklogwrites")
+    parser.add_argument("--losses", type=int, default=50, help="how many disks with random losses")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--share", default="1/1", help="1/2: the first of two parts")
+    parser.add_argument("--fsck", type=int, default=0, metavar="N", help="run ostree fsck on each N-th state")
+    parser.add_argument("--json", action="store_true", help="one object for each state")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    try:
+        return _check(chosen)
+    except (PrefixError, LogError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    log = blocklog.read(chosen.log)
+    part, parts = map(int, chosen.share.split("/"))
+    points = blocklog.points(log, len(log.flushes()), chosen.losses, chosen.seed)[part - 1 :: parts]
+    count = Count(log=f"seed {chosen.seed}, {log}")
+    folder = scratch(chosen.start)
+    try:
+        for state in states(chosen.start, log, points, folder, chosen.fsck):
+            count.states.append(state)
+            if chosen.json:
+                print(json.dumps({**asdict(state), "boots": state.boots.value}), flush=True)
+            elif state.troubles:
+                print(state, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    count.seconds = time.monotonic() - begun
+    print(json.dumps({"log": count.log, "seconds": count.seconds}) if chosen.json else count)
+    return 1 if count.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
