@@ -2,8 +2,8 @@
 
 The tree that is looked at is the physical root, mounted after a power cut. What must hold:
 
-- there is a default boot entry; the kernel and initramfs of every entry are there and whole; every entry's `ostree=` leads to
-  a deployment with usr (as complete as it is in the end) and etc, and with its origin;
+- there is a default boot entry; the kernel and initramfs of every entry are there and whole; every entry's `ostree=`
+  leads to a deployment with usr (as complete as it is in the end) and etc, and with its origin;
 - mcdaemon's journal can be read and says the truth: after "verified" the payload is complete; after "committed" and
   "proved" the deployment that boots holds every path of it, byte for byte; without an update in flight what boots is
   the old deployment, or the new one with all of the payload;
@@ -187,7 +187,7 @@ def _entry_troubles(top: Path, entry: BootEntry, story: Story) -> Iterator[str]:
         yield f"usr of {entry.deployment} is not what it is in the end"
 
 
-# -- what mcdaemon promises ---------------------------------------------------------------------------------------------
+# -- what mcdaemon promises -------------------------------------------------------------------------------------------
 
 
 class _Node:

@@ -2,10 +2,11 @@
 
     PYTHONPATH=vm-tests .venv/bin/python -m vmlab.prefixes start.img writes.log
 
-checks the disk at each flush and with random losses between them (--losses, --seed): the file system's journal is replayed as a boot
-does it, then `diskstate` says what boots and whether all is as it must be, then e2fsck has to find nothing. The disk is checked as a
-copy in memory; a state costs less than half a second. --share 1/2 is the first half of the work. --fsck N runs `ostree fsck` on each
-N-th state. Needs root: everything is mounted in a mount namespace of its own, which ends with the process.
+checks the disk at each flush and with random losses between them (--losses, --seed): the file system's journal is
+replayed as a boot does it, then `diskstate` says what boots and whether all is as it must be, then e2fsck has to find
+nothing. The disk is checked as a copy in memory; a state costs less than half a second. --share 1/2 is the first half
+of the work, --fsck N runs `ostree fsck` on each N-th state. Needs root: everything is mounted in a mount namespace of
+its own, which ends with the process.
 
 GRUB reads the disk without replay. Where it would see no entry (vm.md 5: the two writes in which ostree swaps
 /boot/loader) the state counts as one that needs the replay; that is ostree's, and no trouble.
@@ -28,9 +29,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from vmlab import blocklog, diskstate
+from vmlab import blocklog, bootloader, diskstate
 from vmlab.blocklog import Log, LogError, Point, Walk
-from vmlab.bootloader import PARTITION
+from vmlab.bootloader import DiskError, DiskFiles
 from vmlab.diskstate import Boots, Look, Story
 
 _MEMORY = Path("/dev/shm")
@@ -102,7 +103,7 @@ def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int]
     program += [f"--seed={seed}", f"--share={share[0] + 1}/{share[1]}", f"--fsck={fsck}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(_apart(program), capture_output=True, text=True, timeout=_LIMIT, env=environment,
+        done = subprocess.run(program, capture_output=True, text=True, timeout=_LIMIT, env=environment,
                               stdin=subprocess.DEVNULL)  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise PrefixError(f"cannot check the disks of {log}: not done after {_LIMIT:.0f} s") from error
@@ -115,7 +116,7 @@ def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int]
 
 
 def _apart(argv: Sequence[str]) -> list[str]:
-    """In a mount namespace of its own, and not longer alive than we are."""
+    """In a mount namespace of its own, and not longer alive than who started us."""
     return ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", *argv]
 
 
@@ -124,27 +125,28 @@ def _apart(argv: Sequence[str]) -> list[str]:
 
 def examine(image: Path, folder: Path, story: Story, fsck: bool = False) -> tuple[Look, bool]:
     """Check one disk, which is changed by that; and whether a boot loader needs the replay. `folder` is mounted on."""
-    replay = not _seen_by_boot_loader(image)
-    troubles = []
+    files = DiskFiles.open(image)
+    replay = not _seen_by_boot_loader(files)
+    troubles: list[str] = []
     look = Look(Boots.NOTHING, "", "unknown", ())
     try:
-        with mounted(image, folder):
+        with mounted(files, folder):
             look = diskstate.look(folder, story)
             troubles += look.troubles
             if fsck:
                 troubles += _ostree_fsck(folder)
     except PrefixError as error:
         troubles.append(str(error))
-    troubles += _unsound(image)
+    troubles += _unsound(files)
     return Look(look.boots, look.deployment, look.progress, tuple(troubles)), replay
 
 
 @contextlib.contextmanager
-def mounted(image: Path, folder: Path) -> Iterator[Path]:
+def mounted(disk: DiskFiles, folder: Path) -> Iterator[Path]:
     """Mounted as a boot does it: the journal is replayed, orphans are removed. Raises PrefixError."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = f"loop,offset={PARTITION},noatime,nodiscard,noinit_itable"
-    done = _run("mount", "-t", "ext4", "-o", options, str(image), str(folder))
+    options = f"loop,offset={disk.offset},noatime,nodiscard,noinit_itable"
+    done = _run("mount", "-t", "ext4", "-o", options, str(disk.path), str(folder))
     if done.returncode != 0:
         raise PrefixError(f"cannot mount the disk: {done.stderr.strip()}")
     try:
@@ -155,14 +157,16 @@ def mounted(image: Path, folder: Path) -> Iterator[Path]:
             raise PrefixError(f"cannot unmount the disk: {done.stderr.strip()}")
 
 
-def _seen_by_boot_loader(image: Path) -> bool:
-    """Whether there is a boot entry on the disk as it lies there; debugfs does not replay either."""
-    done = _run("debugfs", "-R", "ls -p /boot/loader/entries", f"{image}?offset={PARTITION}")
-    return ".conf/" in done.stdout
+def _seen_by_boot_loader(disk: DiskFiles) -> bool:
+    """Whether there is a boot entry on the disk as it lies there: the harness's boot loader does not replay either."""
+    try:
+        return bool(bootloader.entries(disk))
+    except DiskError:
+        return False
 
 
-def _unsound(image: Path) -> list[str]:
-    done = _run("e2fsck", "-f", "-n", f"{image}?offset={PARTITION}")
+def _unsound(disk: DiskFiles) -> list[str]:
+    done = _run("e2fsck", "-f", "-n", disk.device)
     return [] if done.returncode == 0 else [f"e2fsck: {done.stdout.strip()}"]
 
 
@@ -183,7 +187,8 @@ def states(start: Path, log: Log, chosen: Iterable[Point], folder: Path, fsck: i
     """Check the disks at these points, which are in order. Mounts in the mount namespace of the caller."""
     before, after = blocklog.copy(start, folder / "before.img"), folder / "after.img"
     blocklog.disk_at(log, start, len(log.entries), after)
-    with mounted(before, folder / "before"), mounted(after, folder / "after"):
+    disks = DiskFiles.open(before), DiskFiles.open(after)
+    with mounted(disks[0], folder / "before"), mounted(disks[1], folder / "after"):
         story = Story.of(folder / "before", folder / "after")
         with Walk(log, start, folder / "walk.img") as walk:
             for number, point in enumerate(chosen, 1):
@@ -221,9 +226,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--json", action="store_true", help="one object for each state")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
+    if not chosen.inside:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        argv = _apart([sys.executable, "-m", "vmlab.prefixes", "--inside", *given])
+        os.execvp(argv[0], argv)
     try:
         return _check(chosen)
-    except (PrefixError, LogError, ValueError) as error:
+    except (PrefixError, LogError, DiskError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
 

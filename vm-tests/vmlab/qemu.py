@@ -44,7 +44,8 @@ class Ending(enum.Enum):
 class Drive:
     """The disk: a raw file. With `log` QEMU's blklogwrites notes there, in order, all writes and flushes.
 
-    `log_sector` is the unit of that log in bytes.
+    `log_sector` is the unit of that log in bytes. A log that is there already is gone on with, so that the boots of a
+    machine are one story; after a SIGKILL it lacks what QEMU wrote since the last flush.
     """
 
     path: Path
@@ -62,9 +63,14 @@ class Drive:
                       "driver=raw,node-name=rawstore,file=store",
                       f"driver=file,node-name=log,filename={_escaped(self.log)},{cache}",
                       "driver=blklogwrites,node-name=disk,file=rawstore,log=log,"
-                      f"log-sector-size={self.log_sector}"]  # fmt: skip
+                      + self._log_begin()]  # fmt: skip
         options = [word for block in blocks for word in ("-blockdev", block)]
         return [*options, "-device", "virtio-blk-pci,drive=disk,write-cache=on"]
+
+    def _log_begin(self) -> str:
+        """What another QEMU has begun would be overwritten without `log-append`, which takes no size of sectors."""
+        begun = self.log is not None and self.log.is_file() and self.log.stat().st_size > 0
+        return "log-append=on" if begun else f"log-sector-size={self.log_sector}"
 
 
 @dataclass(frozen=True)
