@@ -105,8 +105,8 @@ class DiskFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self._debugfs(f"rdump {_quoted(path)} {_quoted(str(folder))}")
 
-    def replay_journal(self) -> bool:
-        """Replay the file system's journal and repair what is safe, as a mount would; True when it is clean after it.
+    def replay_journal(self) -> None:
+        """Replay the file system's journal, as a mount would, and repair what is safe.
 
         Raises DiskError when e2fsck finds damage that it will not repair by itself.
         """
@@ -114,7 +114,6 @@ class DiskFiles:
                               timeout=10 * _TIMEOUT)  # fmt: skip
         if done.returncode & ~3:
             raise DiskError(f"e2fsck of {self.path} ended with {done.returncode}: {done.stdout}{done.stderr}")
-        return True
 
     def _debugfs(self, request: str) -> bytes:
         done = subprocess.run(["debugfs", "-R", request, self.device], stdin=subprocess.DEVNULL, capture_output=True,
@@ -155,7 +154,8 @@ def parse_entry(path: str, text: str, resolve: Callable[[str], str]) -> Optional
     """Read a BLS entry, or None when it names no kernel. `resolve` tells the deployment of an `ostree=` link."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
-        key, _, value = line.strip().partition(" ")
+        key, *rest = line.split(None, 1)[:2] or [""]
+        value = rest[0] if rest else ""
         if key and not key.startswith("#"):
             fields[key] = f"{fields[key]} {value.strip()}" if key == "options" and key in fields else value.strip()
     if not fields.get("linux"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from vmlab import layout, namespace, osimage, store
 from vmlab.namespace import bound
 from vmlab.programs import CannotBuild, run
-from vmlab.rootfs import ENVIRONMENT, TIME
+from vmlab.rootfs import ENVIRONMENT
 
 STATEROOT = "rhcos"
 REGISTRY = "10.0.2.2:5000"
@@ -115,17 +115,14 @@ def _install(root: Path, deployment: Path, var: Path, archive: Path) -> None:
         if not installed.is_file():
             raise CannotBuild("cannot install mcdaemon: `make install` left no usr/local/lib/mcdaemon/mcdaemon.pyz")
         shutil.copyfile(installed, root / "tmp/mcdaemon.pyz")
-        python = ["chroot", str(root), "/usr/bin/python3", "-IB", "-", "/tmp/mcdaemon.pyz"]
-        script = shutil.copyfile(Path(__file__).with_name("bytecode.py"), root / "tmp/bytecode.py")
-        python[4] = f"/tmp/{script.name}"
+        shutil.copyfile(Path(__file__).with_name("bytecode.py"), root / "tmp/bytecode.py")
+        python = ["chroot", str(root), "/usr/bin/python3", "-IB", "/tmp/bytecode.py", "/tmp/mcdaemon.pyz"]
         run("compile mcdaemon for the machine's Python", python, _TIMEOUT, env={**ENVIRONMENT, "PYTHONHASHSEED": "0"})
         shutil.copyfile(root / "tmp/mcdaemon.pyz", installed)
 
 
 def _write(sysroot: Path, disk: Path, deployment: str) -> None:
     """One partition with everything in it; as on a node, nobody can rename what is at the deployment's top."""
-    for path in (sysroot, *sysroot.rglob("*")):
-        os.utime(path, (TIME, TIME), follow_symlinks=False) if not _is_object(path) else None
     disk.touch()
     os.truncate(disk, SIZE)
     part = disk.with_name("partition.raw")
@@ -147,11 +144,6 @@ def _write(sysroot: Path, disk: Path, deployment: str) -> None:
     copy = ["dd", f"if={part}", f"of={disk}", "bs=1M", f"seek={PARTITION >> 20}", "conv=notrunc,sparse", "status=none"]
     run("put the file system on the disk", copy, _TIMEOUT)
     part.unlink()
-
-
-def _is_object(path: Path) -> bool:
-    """Objects and checkouts share their times, which ostree has set."""
-    return not path.is_symlink() and path.is_file() and path.stat().st_nlink > 1
 
 
 if __name__ == "__main__":

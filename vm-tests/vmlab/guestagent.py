@@ -58,6 +58,7 @@ class Agent:
         self._in_step = False
         self.port_open = False
         self.closings = 0
+        self._closings_before = 0
         self.open = True
         self._thread = threading.Thread(target=self._read, name="guest agent", daemon=True)
         self._thread.start()
@@ -75,6 +76,8 @@ class Agent:
         """One request. Raises AgentGone when the agent goes away before it has answered, AgentError otherwise."""
         deadline = time.monotonic() + timeout
         with self._lock:
+            with self._changed:
+                self._closings_before = self.closings
             if not self._in_step:
                 self._synchronize(deadline)
             message: dict[str, Any] = {"execute": command}
@@ -169,14 +172,12 @@ class Agent:
             raise AgentGone(f"the guest agent cannot be reached: {error}") from None
 
     def _answer(self, command: str, deadline: float) -> dict[str, Any]:
-        with self._changed:
-            closings = self.closings
         while True:
             with self._changed:
                 left = max(0.0, deadline - time.monotonic())
-                self._changed.wait_for(lambda: self._lines or self._gone_since(closings), left)
+                self._changed.wait_for(lambda: self._lines or self._gone(), left)
                 if not self._lines:
-                    if self._gone_since(closings):
+                    if self._gone():
                         raise AgentGone(f"the guest agent went away during {command}")
                     raise AgentError(f"the guest agent did not answer {command} in time")
                 line = self._lines.pop(0)
@@ -184,8 +185,9 @@ class Agent:
             if answer is not None:
                 return answer
 
-    def _gone_since(self, closings: int) -> bool:
-        return not self.port_open or self.closings != closings
+    def _gone(self) -> bool:
+        """Whether it went away since the request began, even if it came back at once: it has forgotten the request."""
+        return not self.port_open or self.closings != self._closings_before
 
     def _read(self) -> None:
         buffer = b""

@@ -28,7 +28,7 @@ if [ -n "$k" ]; then mkdir -p "${{k%/*}}"; "$@" >"$k.out" 2>"$k.err"; else "$@";
 [ -c {_CONSOLE} ] && printf '\\n%s\\n' "$t" >{_CONSOLE}
 exit $r
 """
-_KILL = "kill -{number} -- -{pid}"
+_KILL = "kill -s {number} -- -{pid}"
 
 
 class GuestProcess:
@@ -85,7 +85,9 @@ class GuestProcess:
         """Signal the command and its children (not those that left its process group)."""
         if self.poll() is None:
             killer = GuestProcess(self._qemu, ["sh", "-c", _KILL.format(number=int(number), pid=self.pid)])
-            killer.wait(60)
+            said = killer.finish(60, check=False)
+            if said.returncode != 0 and self.poll() is None:
+                raise MachineError(f"cannot signal {self.args!r} in the guest: {said.stderr}")
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -1,23 +1,23 @@
 """A node in a virtual machine, as its operator and its workloads see it: what the scenarios are written with.
 
 mcdaemon runs there by itself, as a service. A scenario says what is desired, waits for a sentence of the journal or for
-rest, and looks. Reboots are followed as a machine room does it: what goes down for a reboot is started again.
+rest, and looks. Reboots are followed: what goes down for a reboot is switched on again.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from tests.stand.machine import Down, MachineError
+from vmlab.broken import broken
 from vmlab.guest import Guest
 
 DESIRED = "/var/lib/mcdaemon/machineconfigs"
+ARCHIVE = "/usr/local/lib/mcdaemon/mcdaemon.pyz"
 LAB = "/var/lib/vmlab"
 GATE = "/run/vmlab-gate-is-shut"
 SETTINGS = f"""\
@@ -31,11 +31,13 @@ _HOOKS = {
     "undrain": f"echo back $(date +%s.%N) $(cat /proc/sys/kernel/random/boot_id) >>{_SERVICE}\n",
 }
 
+VERSION = 1
+"""Of what `prepare` does: part of the key of the kept snapshot."""
+
 SETTLED = 900.0
 """Seconds until a node must have come to rest: ten times what a whole update takes on a quiet machine."""
 
 _BOOTS = 6
-_PATIENT = re.compile(r"mcdaemon\[\d+\]: (rest|hold|reject): ")
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,29 @@ def prepare(guest: Guest) -> None:
     for name, text in _HOOKS.items():
         guest.write(f"{LAB}/{name}", text, 0o755)
     guest.write("/etc/mcdaemon/mcdaemon.yaml", SETTINGS)
+    mark = guest.mark()
     guest.run(["systemctl", "restart", "mcdaemon.service"], timeout=SETTLED)
+    guest.wait_for(r"mcdaemon\[\d+\]: rest: ", SETTLED, mark)
+
+
+def break_agent(guest: Guest, name: str) -> None:
+    """Put a daemon in its place that has this damage (see `broken`)."""
+    guest.write(ARCHIVE, broken(guest.read_bytes(ARCHIVE), name), 0o755)
 
 
 class VmNode:
-    """One node. `boots` counts the reboots that were followed."""
+    """One node. `boots` counts the boots that were followed, the early unit's among them."""
 
     def __init__(self, guest: Guest) -> None:
         self.machine = guest
         self.boots = 0
+        self._mark = guest.mark() if guest.up else 0
 
     # -- what a person does -----------------------------------------------------------------------------------------
 
     def desire(self, *configs: str) -> None:
         """Make these MachineConfigs (their texts) the desired ones, and no others, in one stroke."""
+        self._mark = self.machine.mark()
         self.machine.write(f"{DESIRED}/.new", "\n---\n".join(configs), 0o600)
         self.machine.run(["mv", f"{DESIRED}/.new", f"{DESIRED}/desired.yaml"])
 
@@ -80,24 +91,43 @@ class VmNode:
     def mcdaemon(self, *arguments: str, check: bool = True, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
         return self.machine.run(["mcdaemon", *arguments], timeout=timeout, check=check)
 
-    def settle(self, timeout: float = SETTLED) -> None:
-        """Follow the node through its reboots until the agent has nothing to do now, or waits for something.
+    def until(self, said: str = "rest: ", timeout: float = SETTLED) -> str:
+        """Follow the node, through its reboots, until the agent says a sentence that begins like this (a pattern), and
+        return it. What was said before `desire`, or before an `until` that came true, does not count.
 
         Raises MachineError when that does not come in time, or the node goes down in another way.
         """
         deadline = time.monotonic() + timeout
-        mark = 0
-        for _round in range(_BOOTS):
-            if self.machine.up and self.patient(mark, deadline - time.monotonic()):
-                return
-            self.follow_reboot(deadline - time.monotonic())
-            mark = 0
-        raise MachineError(f"no rest after {_BOOTS} boots")
+        for _boot in range(_BOOTS):
+            line = self._said(rf"mcdaemon\[\d+\]: ({said})", deadline - time.monotonic())
+            if line is not None:
+                return line
+            self.follow_reboot(max(60.0, deadline - time.monotonic()))
+        raise MachineError(f"{said!r} was not said in {_BOOTS} boots")
+
+    def _said(self, pattern: str, timeout: float) -> Optional[str]:
+        """None when the machine went down instead."""
+        qemu = self.machine.qemu
+        with qemu.changed:
+            qemu.changed.wait_for(
+                lambda: qemu.journal.find(pattern, self._mark) is not None or not qemu.qmp.open, timeout
+            )
+            line = qemu.journal.find(pattern, self._mark)
+            if line is not None:
+                self._mark = qemu.journal.mark()
+            elif qemu.qmp.open:
+                raise MachineError(f"{pattern!r} was not said within {timeout:.0f} s{qemu.tails()}")
+        return line
 
     def follow_reboot(self, timeout: float = SETTLED) -> None:
         how = self.machine.wait_down(timeout)
         if how is not Down.REBOOT:
             raise MachineError(f"the node went down by {how.value} instead of a reboot")
+        self.start(timeout)
+
+    def start(self, timeout: float = SETTLED) -> None:
+        """Switch on a node that is down and wait until all is up."""
+        self._mark = 0
         self.boots += self.machine.boot(timeout)
 
     # -- what a person sees -----------------------------------------------------------------------------------------
