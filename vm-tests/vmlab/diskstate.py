@@ -72,7 +72,7 @@ class Story:
     """What is known of the whole update: the tree before it, and the payload once it was seen complete.
 
     :ivar before: the physical root as it was before the update, mounted somewhere.
-    :ivar old: names of the deployments that were there then; `source` is the one that was the default.
+    :ivar old: names of the deployments that could be booted then; `source` is the one that was the default.
     :ivar usr: `fingerprint` of each deployment's usr, in the end or (where it is gone then) before.
     """
 
@@ -93,7 +93,7 @@ class Story:
         osname = stateroots[0]
         usr = {name: fingerprint(_deployment(top, osname, name) / "usr")
                for top in (before, after) for name in deployments(top, osname)}  # fmt: skip
-        return cls(before, osname, frozenset(deployments(before, osname)), found[0].deployment, usr)
+        return cls(before, osname, frozenset(entry.deployment for entry in found), found[0].deployment, usr)
 
 
 def deployments(top: Path, osname: str) -> list[str]:
