@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from unit import writelog
+from unit.writelog import FLUSH, Request, superblock
 from vmlab import blocklog
 from vmlab.blocklog import Flag, Log, LogError, Point, Walk
 
 DISK = 64 * 1024
-_FLUSH = (Flag.FLUSH, 0, b"")
 
 
 def record(folder: Path, *commands: str, sector_size: int = 512) -> tuple[Path, Path]:
@@ -29,19 +30,11 @@ def record(folder: Path, *commands: str, sector_size: int = 512) -> tuple[Path, 
     return start, log
 
 
-def written(folder: Path, *requests: tuple[Flag, int, bytes]) -> tuple[Path, Path]:
-    """The same without QEMU: (flags, sector, data) for each request."""
-    start, log = folder / "start.img", folder / "writes.log"
+def written(folder: Path, *requests: Request) -> tuple[Path, Path]:
+    """The same without QEMU."""
+    start = folder / "start.img"
     start.write_bytes(bytes(DISK))
-    content = _superblock(len(requests))
-    for flags, sector, data in requests:
-        content += struct.pack("<QQQQ", sector, len(data) // 512, flags, 0).ljust(512, b"\0") + data
-    log.write_bytes(content)
-    return start, log
-
-
-def _superblock(entries: int, magic: int = 0x6A736677736872, version: int = 1, sector_size: int = 512) -> bytes:
-    return struct.pack("<QQQI", magic, version, entries, sector_size).ljust(512, b"\0")
+    return start, writelog.write(folder / "writes.log", requests)
 
 
 def sectors(disk: Path, count: int = 8) -> str:
@@ -65,14 +58,14 @@ def test_what_qemu_has_logged_makes_the_disk_that_qemu_wrote(tmp_path: Path, sec
 
 
 def test_a_moment_is_everything_up_to_it_and_nothing_after(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), 0, digit(1)), _FLUSH, (Flag(0), 1, digit(2)), (Flag(0), 0, digit(3)))
+    start, path = written(tmp_path, (Flag(0), 0, digit(1)), FLUSH, (Flag(0), 1, digit(2)), (Flag(0), 0, digit(3)))
     log = blocklog.read(path)
     found = [sectors(blocklog.disk_at(log, start, moment, tmp_path / "at.img"), 2) for moment in range(5)]
     assert found == ["00", "10", "10", "12", "32"]
 
 
 def test_checking_a_state_does_not_change_the_disk_that_walks(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), 0, digit(1)), _FLUSH, (Flag(0), 1, digit(2)), _FLUSH)
+    start, path = written(tmp_path, (Flag(0), 0, digit(1)), FLUSH, (Flag(0), 1, digit(2)), FLUSH)
     with Walk(blocklog.read(path), start, tmp_path / "walk.img") as walk:
         walk.forward(2)
         walk.copy(tmp_path / "one.img").write_bytes(b"destroyed")
@@ -83,7 +76,7 @@ def test_checking_a_state_does_not_change_the_disk_that_walks(tmp_path: Path) ->
 
 
 def test_a_walk_never_goes_back(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), 0, digit(1)), _FLUSH)
+    start, path = written(tmp_path, (Flag(0), 0, digit(1)), FLUSH)
     with Walk(blocklog.read(path), start, tmp_path / "walk.img") as walk:
         walk.forward(2)
         with pytest.raises(LogError, match="cannot take the disk from entry 2 to 1 of 2"):
@@ -94,7 +87,7 @@ def test_a_walk_never_goes_back(tmp_path: Path) -> None:
 
 def test_a_power_cut_leaves_what_was_flushed_and_any_subset_of_the_rest(tmp_path: Path) -> None:
     start, path = written(
-        tmp_path, (Flag(0), 0, digit(1)), _FLUSH, (Flag(0), 0, digit(2)), (Flag(0), 1, digit(3)), (Flag(0), 2, digit(4))
+        tmp_path, (Flag(0), 0, digit(1)), FLUSH, (Flag(0), 0, digit(2)), (Flag(0), 1, digit(3)), (Flag(0), 2, digit(4))
     )
     log = blocklog.read(path)
     seen = set()
@@ -105,10 +98,10 @@ def test_a_power_cut_leaves_what_was_flushed_and_any_subset_of_the_rest(tmp_path
 
 
 def test_a_write_that_was_under_way_is_torn_between_sectors_and_never_in_one(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), 0, digit(1, 4)), _FLUSH, (Flag(0), 0, digit(2, 4)))
+    start, path = written(tmp_path, (Flag(0), 0, digit(1, 4)), FLUSH, (Flag(0), 0, digit(2, 4)))
     log = blocklog.read(path)
     seen = set()
-    for seed in range(100):
+    for seed in range(200):
         cut = blocklog.disk_after_cut(log, start, 3, random.Random(seed), tmp_path / "cut.img")
         content = (tmp_path / "cut.img").read_bytes()
         assert all(len(set(content[place : place + 512])) == 1 for place in range(0, 2048, 512))
@@ -128,7 +121,7 @@ def test_a_write_with_fua_is_there_and_brings_nothing_else_along(tmp_path: Path)
 
 
 def test_a_flush_that_carries_data_flushes_what_came_before_it_only(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), 0, digit(1)), (Flag.FLUSH, 1, digit(2)), _FLUSH)
+    start, path = written(tmp_path, (Flag(0), 0, digit(1)), (Flag.FLUSH, 1, digit(2)), FLUSH)
     log = blocklog.read(path)
     assert log.flushes() == (2, 3)
     cut = blocklog.disk_after_cut(log, start, 2, random.Random(1), tmp_path / "cut.img")
@@ -144,14 +137,14 @@ def test_what_was_discarded_is_not_what_was_there(tmp_path: Path) -> None:
 
 
 def test_flushes_with_nothing_to_flush_are_no_moments_of_their_own(tmp_path: Path) -> None:
-    _start, path = written(tmp_path, _FLUSH, (Flag(0), 0, digit(1)), _FLUSH, _FLUSH, (Flag(0), 1, digit(2)), _FLUSH)
+    _start, path = written(tmp_path, FLUSH, (Flag(0), 0, digit(1)), FLUSH, FLUSH, (Flag(0), 1, digit(2)), FLUSH)
     log = blocklog.read(path)
     assert log.flushes() == (3, 6)
     assert [log.flushed(moment) for moment in (0, 2, 3, 5, 6)] == [0, 1, 3, 4, 6]
 
 
 def test_the_same_seed_cuts_at_the_same_points_and_loses_the_same(tmp_path: Path) -> None:
-    requests = [request for number in range(20) for request in ((Flag(0), number, digit(1)), _FLUSH)]
+    requests = [request for number in range(20) for request in ((Flag(0), number, digit(1)), FLUSH)]
     start, path = written(tmp_path, *requests, (Flag(0), 0, digit(2)), (Flag(0), 1, digit(3)))
     log = blocklog.read(path)
     assert blocklog.points(log, 4, 3, 7) == blocklog.points(log, 4, 3, 7) != blocklog.points(log, 4, 3, 8)
@@ -162,7 +155,7 @@ def test_the_same_seed_cuts_at_the_same_points_and_loses_the_same(tmp_path: Path
 
 
 def test_points_are_spread_over_all_flushes_and_come_in_order(tmp_path: Path) -> None:
-    requests = [request for number in range(20) for request in ((Flag(0), number, digit(1)), _FLUSH)]
+    requests = [request for number in range(20) for request in ((Flag(0), number, digit(1)), FLUSH)]
     log = blocklog.read(written(tmp_path, *requests)[1])
     assert blocklog.points(log, 4, 0, 1) == tuple(Point(moment) for moment in (6, 16, 26, 36))
     found = blocklog.points(log, 100, 5, 1, after=20)
@@ -172,7 +165,7 @@ def test_points_are_spread_over_all_flushes_and_come_in_order(tmp_path: Path) ->
 
 def test_the_log_of_a_killed_machine_ends_where_its_superblock_says(tmp_path: Path) -> None:
     """What was written after the last flush is in the file, half of the last entry, too."""
-    _start, path = written(tmp_path, (Flag(0), 0, digit(1)), _FLUSH)
+    _start, path = written(tmp_path, (Flag(0), 0, digit(1)), FLUSH)
     path.write_bytes(path.read_bytes() + struct.pack("<QQQQ", 5, 8, 0, 0).ljust(512, b"\0") + b"half")
     assert len(blocklog.read(path).entries) == 2 == blocklog.count(path)
 
@@ -180,18 +173,18 @@ def test_the_log_of_a_killed_machine_ends_where_its_superblock_says(tmp_path: Pa
 FAULTS: Sequence[tuple[str, bytes, str]] = [
     ("empty", b"", r"cannot read the write log .*: its superblock is cut off after 0 bytes"),
     ("alien", b"QFI\xfb" * 128, r"cannot read the write log .*: it begins with 0x\w+, no log of blklogwrites"),
-    ("newer", _superblock(1, version=2), r"cannot read the write log .*: its format is version 2, not 1"),
-    ("odd", _superblock(1, sector_size=520), r"cannot read the write log .*: its sectors have 520 bytes"),
-    ("nothing", _superblock(0), r"cannot use the write log .*: it has no entries; did the machine run with it\?"),
-    ("cut off", _superblock(1), r"cannot read the write log .*: it ends before entry 1 of 1"),
+    ("newer", superblock(1, version=2), r"cannot read the write log .*: its format is version 2, not 1"),
+    ("odd", superblock(1, sector_size=520), r"cannot read the write log .*: its sectors have 520 bytes"),
+    ("nothing", superblock(0), r"cannot use the write log .*: it has no entries; did the machine run with it\?"),
+    ("cut off", superblock(1), r"cannot read the write log .*: it ends before entry 1 of 1"),
     (
         "data cut off",
-        _superblock(1) + struct.pack("<QQQQ", 0, 8, 0, 0).ljust(512, b"\0") + b"half",
+        superblock(1) + struct.pack("<QQQQ", 0, 8, 0, 0).ljust(512, b"\0") + b"half",
         r"cannot read the write log .*: the data of entry 1 of 1 is cut off",
     ),
     (
         "not an entry",
-        _superblock(1) + b"\xff" * 512,
+        superblock(1) + b"\xff" * 512,
         r"cannot read the write log .*: entry 1 has unknown flags 0xf+",
     ),
 ]
@@ -211,7 +204,7 @@ def test_a_log_that_is_not_there_is_a_sentence_too(tmp_path: Path) -> None:
 
 
 def test_a_log_of_another_disk_is_refused(tmp_path: Path) -> None:
-    start, path = written(tmp_path, (Flag(0), DISK // 512, digit(1)), _FLUSH)
+    start, path = written(tmp_path, (Flag(0), DISK // 512, digit(1)), FLUSH)
     with pytest.raises(LogError, match="cannot replay entry 1 of .*: it is beyond the disk's end"):
         blocklog.disk_at(blocklog.read(path), start, 1, tmp_path / "at.img")
     with pytest.raises(LogError, match="cannot copy the disk"):
@@ -219,5 +212,5 @@ def test_a_log_of_another_disk_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_tells_its_size(tmp_path: Path) -> None:
-    log: Log = blocklog.read(written(tmp_path, (Flag(0), 0, digit(1, 4096 // 512)), _FLUSH)[1])
+    log: Log = blocklog.read(written(tmp_path, (Flag(0), 0, digit(1, 4096 // 512)), FLUSH)[1])
     assert str(log) == "1 writes (0 MiB), 1 flushes"

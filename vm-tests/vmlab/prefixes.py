@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Optional
 
+from mcdaemon.errors import Failure
 from vmlab import blocklog, bootloader, diskstate
 from vmlab.blocklog import Log, LogError, Point, Walk
 from vmlab.bootloader import DiskError, DiskFiles
@@ -39,6 +40,8 @@ _COPIES = 5
 """Disks at the same time: before, in the end, walking, checked, and one to spare."""
 _TIMEOUT = 120.0
 _LIMIT = 3600.0
+_WRONG = 3
+"""The status of a check that found something; 1 is Python's own."""
 
 
 class PrefixError(Exception):
@@ -107,7 +110,7 @@ def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int]
                               stdin=subprocess.DEVNULL)  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise PrefixError(f"cannot check the disks of {log}: not done after {_LIMIT:.0f} s") from error
-    if done.returncode not in (0, 1) or not done.stdout.endswith("}\n"):
+    if done.returncode not in (0, _WRONG):
         raise PrefixError(f"cannot check the disks of {log}: {done.stderr.strip() or done.stdout.strip()}")
     *states, last = (json.loads(line) for line in done.stdout.splitlines())
     found = [State(**{**state, "boots": Boots(state["boots"]), "troubles": tuple(state["troubles"])})
@@ -135,7 +138,7 @@ def examine(image: Path, folder: Path, story: Story, fsck: bool = False) -> tupl
             troubles += look.troubles
             if fsck:
                 troubles += _ostree_fsck(folder)
-    except PrefixError as error:
+    except (PrefixError, Failure, OSError) as error:
         troubles.append(str(error))
     troubles += _unsound(files)
     return Look(look.boots, look.deployment, look.progress, tuple(troubles)), replay
@@ -255,7 +258,7 @@ def _check(chosen: argparse.Namespace) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     count.seconds = time.monotonic() - begun
     print(json.dumps({"log": count.log, "seconds": count.seconds}) if chosen.json else count)
-    return 1 if count.wrong else 0
+    return _WRONG if count.wrong else 0
 
 
 if __name__ == "__main__":
