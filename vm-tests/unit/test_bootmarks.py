@@ -83,7 +83,7 @@ def test_ignition_that_logs_its_failure_is_seen_in_the_journal_lines() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "You are in emergency mode. After logging in, type \"journalctl -xb\" to view\r\n",
+        'You are in emergency mode. After logging in, type "journalctl -xb" to view\r\n',
         "\r\nEntering emergency mode. Exit the shell to continue.\r\n",
         "[\x1b[0;32m  OK  \x1b[0m] Reached target \x1b[0;1;39memergency.target\x1b[0m - Emergency Mode.\r\n",
         "[  OK  ] Reached target Emergency Mode.\r\n",
@@ -99,7 +99,9 @@ def test_a_unit_that_mentions_emergency_is_no_emergency() -> None:
 
 
 def test_a_panic_is_seen_with_its_reason() -> None:
-    (seen,) = BootMarks().feed(b"[    3.1] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block\r\n")
+    (seen,) = BootMarks().feed(
+        b"[    3.1] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block\r\n"
+    )
     assert seen.mark is Mark.PANIC and seen.line.endswith("unknown-block")
 
 

@@ -201,7 +201,9 @@ _TOP: dict[str, Any] = {
         "links": [{**_NODE, "target": str, "hard": bool}],
     },
     "systemd": {
-        "units": [{"name": str, "contents": str, "enabled": bool, "mask": bool, "dropins": [{"name": str, "contents": str}]}]
+        "units": [
+            {"name": str, "contents": str, "enabled": bool, "mask": bool, "dropins": [{"name": str, "contents": str}]}
+        ]
     },
 }
 _REQUIRED = {"/ignition", "/ignition/version"}

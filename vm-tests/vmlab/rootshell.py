@@ -241,7 +241,7 @@ class Shell:
             return None
         middle = start + sizes[0]
         try:
-            whole = tuple(base64.b64decode(part) for part in (self._received[start:middle], self._received[middle:end]))
+            whole = tuple(_decode(part) for part in (self._received[start:middle], self._received[middle:end]))
         except binascii.Error:
             return ()
         self._drop(end)
@@ -261,6 +261,10 @@ def script_of(argv: Sequence[str], env: Optional[Mapping[str, str]], cwd: str) -
         raise ValueError(f"cannot set {sorted(env or {})!r}: not all are names of variables")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (env or {}).items())
     return f"cd -- {shlex.quote(cwd)} || exit 126\n{exports}exec {shlex.join(argv)}\n"
+
+
+def _decode(lines: bytearray) -> bytes:
+    return base64.b64decode(lines.replace(b"\n", b""), validate=True)
 
 
 def _token() -> str:

@@ -23,12 +23,15 @@ boot=$(</proc/sys/kernel/random/boot_id)
 # One frame at a time; it begins with a line's end, so that what is left of a broken one does not hide it.
 frame() { (flock 9 && printf '\n%s %s\n' "$mark" "$1" && if [ $# -gt 1 ]; then cat "$2"; fi) 9>>"$folder/lock" >&4; }
 
+# The command's group; or the command alone, if it has not become a leader yet.
+end() { kill -KILL -- "-$1" 2>/dev/null || kill -KILL "$1" 2>/dev/null; }
+
 # The answer comes when the command has ended, also when something that it left behind still holds its output.
 run() {
     local file=$folder/$1
     setsid bash "$file.sh" <"$file.in" >"$file.out" 2>"$file.err" 3<&- 4>&- &
     echo $! >"$file.pid"
-    [ ! -e "$file.kill" ] || kill -KILL -- "-$!" 2>/dev/null
+    [ ! -e "$file.kill" ] || end $!
     wait $!
     local status=$?
     base64 "$file.out" >"$file.answer"
@@ -43,7 +46,8 @@ run() {
 receive() { if [ "$1" = 0 ]; then : >"$2"; else head -c "$1" <&3 | base64 -d >"$2"; fi; }
 
 frame "ready $instance $boot"
-while read -r word verb token script input <&3; do
+# -n makes bash read byte by byte, whatever the line is: what follows a frame is for `receive`.
+while read -r -n 512 word verb token script input <&3; do
     [ "$word" = "$mark" ] || continue
     case $verb in
     hello) frame "hello $token $instance $boot" ;;
@@ -53,7 +57,7 @@ while read -r word verb token script input <&3; do
         ;;
     kill)
         : >"$folder/$token.kill" # for a command that is about to start
-        { kill -KILL -- "-$(cat "$folder/$token.pid")"; } 2>/dev/null
+        [ ! -e "$folder/$token.pid" ] || end "$(<"$folder/$token.pid")"
         ;;
     esac
 done
