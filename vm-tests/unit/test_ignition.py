@@ -141,7 +141,7 @@ def test_the_agent_goes_in_as_make_install_lays_it(tmp_path: Path) -> None:
         (Config(units=(Unit("x.service", SERVICE, enabled=True),)), "/systemd/units/0/enabled"),
         (Config(units=(Unit("x.service", SERVICE, mask=True),)), "/systemd/units/0/mask"),
         (Config(units=(Unit("x.service", dropins=(("10", ""),)),)), "/systemd/units/0/dropins/0/name"),
-        (Config(units=(Unit("x.service", dropins=(("a.conf", ""), ("a.conf", ""))),)), "/systemd/units/0/dropins/1/name"),
+        (Config(units=(Unit("x.service", dropins=(("a.conf", ""),) * 2),)), "/systemd/units/0/dropins/1/name"),
         (Config(files=(File("/etc/systemd/system/x.service", b""),), units=(Unit("x.service", SERVICE),)),
          "/storage/files/0/path"),
         (Config(links=(Link("/etc/systemd/system/x.service", "/y"),), units=(Unit("x.service", mask=True),)),
@@ -181,7 +181,7 @@ def test_what_ignition_would_refuse_is_refused_here_by_its_place(config: Config,
          "/contents/source"),
         ({"storage": {"files": [{"path": "/x", "contents": {
             "source": "data:;base64,eA==", "verification": {"hash": "sha512-" + "0" * 128}}}]}}, "/verification/hash"),
-        ({"storage": {"files": [{"path": "/x", "contents": {"verification": {"hash": "md5-0"}}}]}}, "/verification/hash"),
+        ({"storage": {"files": [{"path": "/x", "contents": {"verification": {"hash": "md5-0"}}}]}}, "/hash"),
         ({"systemd": {"units": [{"name": "x.service", "enable": True}]}}, "/systemd/units/0/enable"),
     ],
 )  # fmt: skip

@@ -193,6 +193,19 @@ def test_its_children_are_killed_with_it(shell: Shell, tmp_path: Path) -> None:
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+def test_a_command_that_nobody_waits_for_is_started(shell: Shell, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "told")
+    shell.tell(["bash", "-c", f"echo told >{tmp_path}/told"])
+    assert (tmp_path / "told").read_text() == "told\n"
+    assert shell.run(["echo", "on"]).stdout == "on\n"
+
+
+def test_a_guest_that_takes_nothing_is_said(raw: tuple[Shell, socket.socket]) -> None:
+    shell, _there = raw
+    with pytest.raises(ShellGone, match="did not take `echo"):
+        shell.tell(["echo", "x" * 2_000_000], timeout=0.3)
+
+
 def test_two_commands_in_a_row_after_a_time_out_get_their_own_answers(shell: Shell) -> None:
     with pytest.raises(CommandFailed):
         shell.run(["sleep", "1000"], timeout=0.2)
@@ -288,8 +301,8 @@ def test_an_answer_that_breaks_off_in_the_middle_is_no_answer(raw: tuple[Shell, 
 
 @pytest.mark.parametrize(
     "noise",
-    [b"\n@vmlab done\n", b"@vmlab done {t} x 4 0\nb25l", b"@vmlab done {t} 0 -4 0\n", b"@vmlab hello\n", b"\xff\x00@@\n",
-     b"@vmlab done {t} 0 4 0\n????", b"@vmlab ready first boot\n"],
+    [b"\n@vmlab done\n", b"@vmlab done {t} x 4 0\nb25l", b"@vmlab done {t} 0 -4 0\n", b"@vmlab hello\n",
+     b"\xff\x00@@\n", b"@vmlab done {t} 0 4 0\n????", b"@vmlab ready first boot\n"],
 )  # fmt: skip
 def test_noise_on_the_line_is_passed_over(raw: tuple[Shell, socket.socket], noise: bytes) -> None:
     shell, there = raw

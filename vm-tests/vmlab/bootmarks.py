@@ -4,10 +4,10 @@
     for seen in reader.feed(data):
         ...
 
-A console is no list of lines: firmware and GRUB move the cursor about, prompts have no line's end, countdowns are written
-over with a carriage return, and a chunk may end within a character or an escape sequence. So a mark is reported as soon
-as its line shows it, once per line. The texts are those of GRUB 2, Linux, systemd 252 to 258, dracut and CoreOS' own
-99emergency-timeout (coreos/ignition-dracut pull requests 85 and 181).
+A console is no list of lines: firmware and GRUB move the cursor about, prompts have no line's end, countdowns are
+written over with a carriage return, and a chunk may end within a character or an escape sequence. So a mark is reported
+as soon as its line shows it, once per line. The texts are those of GRUB 2, Linux, systemd 252 to 258, dracut and
+CoreOS' own 99emergency-timeout (coreos/ignition-dracut pull requests 85 and 181).
 """
 
 from __future__ import annotations

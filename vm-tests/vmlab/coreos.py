@@ -6,9 +6,9 @@
             node.boot()
             node.run(["rpm-ostree", "status"])
 
-The given disk is never written: the node runs on an overlay of it. The firmware, the disk's own GRUB and its own Ignition
-boot it; only the first boot sees an Ignition config. QEMU is started anew for every boot (reference: a reset inside one
-QEMU is slower under emulation, and a new one cannot remember anything).
+The given disk is never written: the node runs on an overlay of it. The firmware, the disk's own GRUB and its own
+Ignition boot it; only the first boot sees an Ignition config. QEMU is started anew for every boot (a reset inside one
+QEMU is slow under emulation), and ends with it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BadImage(Exception):
 
 @dataclass(frozen=True)
 class DiskImage:
-    """A disk that was given: `format` is qcow2 or raw, `size` the guest's bytes, `key` a hash that follows its content."""
+    """A disk that was given: `format` is qcow2 or raw, `size` the guest's bytes, `key` changes with the file."""
 
     path: Path
     format: str
@@ -121,6 +121,11 @@ def overlay(image: DiskImage, path: Path) -> Path:
     """A new disk at `path` that begins as `image` and takes all writes."""
     _tool(["qemu-img", "create", "-q", "-f", "qcow2", "-F", image.format, "-b", str(image.path), str(path)])
     return path
+
+
+def copy(disk: Path, to: Path, timeout: float) -> None:
+    """Write a machine's disk as one file that needs no other. Raises ToolFailed."""
+    _tool(["qemu-img", "convert", "-O", "qcow2", str(disk), str(to)], timeout)
 
 
 def harness_config(keys: tuple[str, ...] = ()) -> ignition.Config:

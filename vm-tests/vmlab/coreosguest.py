@@ -1,7 +1,7 @@
 """A machine that boots itself from a disk image: firmware, the disk's boot loader, the disk's Ignition. See `coreos`.
 
-It has the same public surface as `tests.stand.machine.Machine`, as far as that makes sense for a disk which nobody looks
-into from outside: its file systems (XFS) are the guest's own matter. Commands go through `rootshell`.
+It has the same public surface as `tests.stand.machine.Machine`, as far as that makes sense for a disk which nobody
+looks into from outside: its file systems (XFS) are the guest's own matter. Commands go through `rootshell`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Stream:
 
 
 class CoreOs:
-    """One machine. `folder` keeps its disk (an overlay), its Ignition config and its logs; `config` is for the first boot.
+    """One machine. `folder` keeps its overlay, its Ignition config and its logs; `config` is for the first boot.
 
     `accel` is QEMU's ("kvm" or "tcg"). `more` are further arguments for QEMU, at every boot.
     """
@@ -234,7 +234,7 @@ class CoreOs:
 
     def ask_reboot(self) -> None:
         """Ask for an orderly reboot and return at once."""
-        self.run(["systemctl", "--no-block", "reboot"])
+        self.shell.tell(["systemctl", "reboot"])
 
     def reboot(self, timeout: float = BOOT_TIMEOUT) -> None:
         """An orderly reboot and the boot after it."""
@@ -246,7 +246,7 @@ class CoreOs:
 
     def power_off(self, timeout: float = 600.0) -> None:
         """An orderly end."""
-        self.run(["systemctl", "--no-block", "poweroff"])
+        self.shell.tell(["systemctl", "poweroff"])
         how = self.wait_down(timeout)
         if how is not Down.POWEROFF:
             raise MachineError(f"the machine should be off, but it went down by {how.value}{self._tail()}")

@@ -254,7 +254,7 @@ def _nodes(storage: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{place}/path: {path} goes through the link {parent} of the same config"
         mode = node.get("mode")
         if mode is not None and not 0 <= mode <= _PERMISSIONS:
-            yield f"{place}/mode: {mode} is no permission mode (0644 is the decimal 420; no special bits before spec 3.4)"
+            yield f"{place}/mode: {mode} is no permission mode (0644 is the decimal 420; special bits need spec 3.4)"
         if "/links/" in place and not node.get("target"):
             yield f"{place}/target: is missing"
 

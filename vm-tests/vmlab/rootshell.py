@@ -1,7 +1,7 @@
 """A root shell in a guest over one byte stream, for systems that have no guest agent that may run commands.
 
-Fedora CoreOS ships no qemu-guest-agent (fedora-coreos-tracker issue 74); RHCOS ships it (openshift/os, common.yaml), but
-RHEL's settings forbid it guest-exec and SELinux confines it. bash and a second virtio serial port are everywhere, so
+Fedora CoreOS ships no qemu-guest-agent (fedora-coreos-tracker issue 74). RHCOS does (openshift/os, common.yaml), but
+SELinux confines it there (virt_qemu_ga_selinux(8)). bash and a second virtio serial port are everywhere, so
 `rootshell.sh` is all that a guest needs, and Ignition puts it there.
 
 What is said, each frame on a line of its own that begins with the mark:
@@ -14,8 +14,8 @@ What is said, each frame on a line of its own that begins with the mark:
             @vmlab done TOKEN STATUS N M  then N and M characters of base64: standard output and error
 
 Output never looks like a mark, since base64 has no "@". Tokens are random: an answer to a command that was given up
-earlier is passed over. Each shell process has its own INSTANCE: a "ready" with another one means that the shell that had
-the command has died.
+earlier is passed over. Each shell process has its own INSTANCE: a "ready" with another one means that the shell that
+had the command has died.
 """
 
 from __future__ import annotations
@@ -136,6 +136,16 @@ class Shell:
         if frame is None:
             raise self._give_up(list(argv), token, timeout)
         return subprocess.CompletedProcess(list(argv), int(frame.words[1]), frame.out, frame.err)
+
+    def tell(self, argv: Sequence[str], timeout: float = ANSWER_TIMEOUT) -> None:
+        """Start a command in the guest and do not ask what becomes of it: for one that ends this shell."""
+        script = base64.b64encode(script_of(argv, None, "/").encode())
+        self._say(f"run {_token()} {len(script)} 0", script)
+        deadline = time.monotonic() + timeout
+        while self._unsent and time.monotonic() < deadline:
+            self._next(min(deadline, time.monotonic() + 0.1))
+        if self._unsent:
+            raise ShellGone(f"the guest did not take `{shlex.join(argv)}` within {timeout:g} s")
 
     def read_bytes(self, path: str, timeout: float = 120.0) -> bytes:
         """The content of a file of the guest. Raises CommandFailed."""
