@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import socket
 import subprocess
 import urllib.error
@@ -23,6 +24,8 @@ SIZE = 2 << 30
 
 
 def disk(folder: Path, kind: str = "qcow2", size: int = SIZE) -> Path:
+    if shutil.which("qemu-img") is None or shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("QEMU is not installed: `make vm-deps`")
     path = folder / f"disk.{kind}"
     subprocess.run(["qemu-img", "create", "-q", "-f", kind, str(path), str(size)], check=True, timeout=60)
     return path

@@ -47,7 +47,7 @@ def test_a_disk_is_rebased_rebooted_and_cut() -> None:
 
 
 def test_a_disk_without_an_interpreter_for_the_agent_is_said_before_it_is_rebooted() -> None:
-    machine = Noted(lacks="import gi")
+    machine = Noted(lacks="gi.repository")
     with pytest.raises(MachineError, match="no /usr/bin/python3 with gi"):
         coreostry.walk(machine, "", lambda text: None)
     assert machine.did == ["boot"]

@@ -32,11 +32,7 @@ _LOOKS = {
     "failed units": ["systemctl", "--failed", "--plain", "--no-legend"],
     "deployments": ["rpm-ostree", "status", "--booted"],
 }
-_RUNTIME = [
-    "/usr/bin/python3",
-    "-c",
-    "import gi; gi.require_version('OSTree', '1.0'); from gi.repository import OSTree",
-]
+_RUNTIME = ["/usr/bin/python3", "-c", "from gi.repository import Gio, GLib"]
 
 
 class Machine(Protocol):
@@ -72,9 +68,7 @@ def walk(machine: Machine, rebase: str, say: Callable[[str], None]) -> None:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m vmlab.coreostry", description=__doc__)
-    parser.add_argument(
-        "--rebase", default="", metavar="10.0.2.2:5000/os@sha256:…", help="the image to replace the OS by"
-    )
+    parser.add_argument("--rebase", default="", metavar="IMAGE", help="replace the OS: 10.0.2.2:5000/os@sha256:…")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the disk as it is in the end")
     parser.add_argument("--key", type=Path, metavar="FILE", help="a public ssh key for the user core")
     parser.add_argument("--accel", choices=("kvm", "tcg"), default="tcg", help="how QEMU runs the guest (tcg)")
