@@ -112,7 +112,8 @@ def test_a_reboot_and_a_power_off_are_told_apart() -> None:
 
 def test_a_boot_loader_without_its_config_is_hopeless() -> None:
     text = "error: no such device: 1c0ffee0.\r\nerror: unknown filesystem.\r\nEntering rescue mode...\r\ngrub rescue> "
-    assert marks(text) == [Mark.GRUB_ERROR] * 3
+    assert marks(text) == [Mark.GRUB_ERROR, Mark.GRUB_ERROR, Mark.GRUB_RESCUE]
+    assert Mark.GRUB_RESCUE in HOPELESS and Mark.GRUB_ERROR not in HOPELESS, "many boot in spite of an error"
 
 
 def test_an_error_of_a_program_is_none_of_the_boot_loader() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from vmlab import coreos, ignition
-from vmlab.bootmarks import Mark
 from vmlab.coreos import BadImage, DiskImage, check, from_environment, harness_config, served
-from vmlab.coreosguest import CoreOs, Stream, how_it_ended
+from vmlab.coreosguest import CoreOs, how_it_ended
 
 from tests.stand.machine import Down, MachineError
 
@@ -180,18 +178,13 @@ def test_a_qemu_that_does_not_start_is_said_with_its_own_words(tmp_path: Path) -
 # -- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_waited_for_logged_and_read_for_marks(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    stream = Stream(ours, tmp_path / "serial.log")
-    theirs.sendall(b"systemd[1]: Reached target\n")
-    theirs.sendall(b"localhost login: ")
-    assert stream.wait("login: $", 30) is not None
-    assert stream.wait("never", 0.1) is None
-    assert [seen.mark for seen in stream.seen] == [Mark.LOGIN]
-    theirs.close()
-    assert stream.wait("never", 30) is None and stream.ended
-    stream.close()
-    assert (tmp_path / "serial.log").read_text().endswith("login: ")
+def test_a_line_of_the_journal_that_does_not_come_is_said_with_what_came(tmp_path: Path) -> None:
+    """A real QEMU with nothing to boot: its journal stays empty."""
+    with CoreOs(check(disk(tmp_path)), tmp_path / "machine") as machine:
+        machine.start_boot()
+        assert machine.mark() == 0 and machine.seen() == []
+        with pytest.raises(MachineError, match="the journal did not show 'never' within 0.2 s"):
+            machine.wait_for("never", timeout=0.2)
 
 
 def shutdown(reason: str) -> str:

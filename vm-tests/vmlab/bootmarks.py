@@ -25,7 +25,8 @@ class Mark(enum.Enum):
     """What a line of the console tells."""
 
     GRUB_MENU = "the boot loader shows its menu"
-    GRUB_ERROR = "the boot loader failed"
+    GRUB_ERROR = "the boot loader misses something"
+    GRUB_RESCUE = "the boot loader cannot go on"
     KERNEL = "a kernel starts"
     IGNITION_FAILED = "Ignition has failed"
     EMERGENCY = "emergency mode"
@@ -36,7 +37,7 @@ class Mark(enum.Enum):
     POWER_OFF = "the kernel powers the machine off"
 
 
-HOPELESS = frozenset({Mark.GRUB_ERROR, Mark.IGNITION_FAILED, Mark.EMERGENCY, Mark.PANIC})
+HOPELESS = frozenset({Mark.GRUB_RESCUE, Mark.IGNITION_FAILED, Mark.EMERGENCY, Mark.PANIC})
 """After these nobody needs to wait for the boot any longer."""
 
 
@@ -52,7 +53,8 @@ _PATTERNS: tuple[tuple[Mark, re.Pattern[str]], ...] = tuple(
     (mark, re.compile(pattern))
     for mark, pattern in (
         (Mark.GRUB_MENU, r"GNU GRUB  version [\d.~]+"),
-        (Mark.GRUB_ERROR, r"^(error: |grub rescue>|Minimal BASH-like line editing is supported)"),
+        (Mark.GRUB_ERROR, r"^error: "),
+        (Mark.GRUB_RESCUE, r"^(grub rescue>|Minimal BASH-like line editing is supported)"),
         (Mark.KERNEL, r"(?:^|\] )Linux version \d+\.\d+"),
         (Mark.IGNITION_FAILED, r"^Ignition has failed\.|\bignition\[\d+\]: (CRITICAL : )?Ignition failed: "),
         (Mark.IGNITION_FAILED, r"Failed to start .*ignition-\w[\w-]*\.service|Failed to start Ignition \("),

@@ -19,10 +19,12 @@ from types import TracebackType
 from typing import Any, Optional, Union
 
 from tests.stand.machine import Down, MachineError
-from tests.stand.sysroot import Deployment, Sysroot
+from tests.stand.sysroot import Deployment, NoSuchDeployment, Sysroot
 from vmlab import coreos, rootshell
 from vmlab.bootmarks import HOPELESS, BootMarks, Seen
+from vmlab.console import Console
 from vmlab.ignition import Config
+from vmlab.kvm import CPU, KVM, QEMU, TCG
 from vmlab.rootshell import Shell, ShellGone
 
 MEMORY = 3072
@@ -32,59 +34,13 @@ BOOT_TIMEOUT = 1800.0
 """Seconds: five times what a first boot takes under emulation, Ignition and its SELinux relabelling included."""
 
 BOOTS_IN_A_ROW = 5
-_TAIL = 4000
-
-
-class Stream:
-    """A socket that is read to its end by a thread: into a log file, and for those who wait for something."""
-
-    def __init__(self, channel: socket.socket, log: Path) -> None:
-        self._channel, self._log = channel, log
-        self._marks = BootMarks()
-        self._changed = threading.Condition()
-        self.text = ""
-        self.seen: list[Seen] = []
-        self.ended = False
-        self._thread = threading.Thread(target=self._read, name=log.stem, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        with self._log.open("ab") as log:
-            while True:
-                try:
-                    data = self._channel.recv(65536)
-                except OSError:
-                    data = b""
-                log.write(data)
-                log.flush()
-                with self._changed:
-                    self.text += data.decode(errors="replace")
-                    self.seen += self._marks.feed(data)
-                    self.ended = not data
-                    self._changed.notify_all()
-                if not data:
-                    return
-
-    def wait(self, pattern: str, timeout: float, start: int = 0) -> Optional[re.Match[str]]:
-        """Wait until `pattern` is in the text from `start` on; None when the stream ends or time is up before."""
-        expression, deadline = re.compile(pattern), time.monotonic() + timeout
-        with self._changed:
-            while True:
-                found = expression.search(self.text, start)
-                left = deadline - time.monotonic()
-                if found is not None or self.ended or left <= 0:
-                    return found
-                self._changed.wait(left)
-
-    def close(self) -> None:
-        self._thread.join(10)
-        self._channel.close()
+_TAIL = 40
 
 
 class CoreOs:
     """One machine. `folder` keeps its overlay, its Ignition config and its logs; `config` is for the first boot.
 
-    `accel` is QEMU's ("kvm" or "tcg"). `more` are further arguments for QEMU, at every boot.
+    `accel` is QEMU's (`kvm.accelerator`). `more` are further arguments for QEMU, at every boot.
     """
 
     def __init__(
@@ -92,7 +48,7 @@ class CoreOs:
         image: coreos.DiskImage,
         folder: Path,
         config: Optional[Config] = None,
-        accel: str = "tcg",
+        accel: str = TCG,
         more: Sequence[str] = (),
     ) -> None:
         self.folder, self.accel, self.config = folder.resolve(), accel, config
@@ -101,6 +57,7 @@ class CoreOs:
         self.boots: list[str] = []
         self._more = list(more)
         self._process: Optional[subprocess.Popen[bytes]] = None
+        self._changed = threading.Condition()
         self._while_up = ExitStack()
 
     # -- up and down --------------------------------------------------------------------------------------------------
@@ -145,13 +102,14 @@ class CoreOs:
             )  # fmt: skip
             for _, theirs in ends.values():
                 theirs.close()
-            streams = {
-                name: Stream(ends[name][0], self.folder / f"{name}.log") for name in ("serial", "journal", "qmp")
-            }
-            self.serial, self.journal_stream, self._qmp = streams["serial"], streams["journal"], streams["qmp"]
+            self.serial, self._journal, self._qmp = (
+                Console(ends[name][0], self.folder / f"{name}.log", self._changed)
+                for name in ("serial", "journal", "qmp")
+            )
+            self._begin = (self.folder / "serial.log").stat().st_size
+            for console in (self.serial, self._journal, self._qmp):
+                undo.callback(console.finish)
             self.shell = Shell(ends["shell"][0])
-            for stream in streams.values():
-                undo.callback(stream.close)
             undo.callback(self._kill)
             ends["qmp"][0].sendall(b'{"execute": "qmp_capabilities"}\n')
             self._while_up = undo.pop_all()
@@ -165,11 +123,10 @@ class CoreOs:
 
     def _arguments(self, ends: Mapping[str, int], undo: ExitStack) -> list[str]:
         chardevs = [word for name, end in ends.items() for word in ("-chardev", f"socket,id={name},fd={end}")]
-        cpu = "host" if self.accel == "kvm" else "max"
         return [
-            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-M", "pc", "-accel", self.accel, "-cpu", cpu,
+            QEMU, "-nodefaults", "-no-user-config", "-M", "pc", "-accel", self.accel, "-cpu", CPU,
             # One CPU under emulation: with two the guest dies of int3 in this QEMU (reference vm.md, 4.3).
-            "-smp", "2" if self.accel == "kvm" else "1", "-m", str(MEMORY), "-display", "none", "-no-reboot",
+            "-smp", "2" if self.accel == KVM else "1", "-m", str(MEMORY), "-display", "none", "-no-reboot",
             "-drive", f"file={self.disk},format=qcow2,if=none,id=disk,cache=writeback,discard=unmap",
             "-device", "virtio-blk-pci,drive=disk",
             "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net", "-device", "virtio-rng-pci",
@@ -198,9 +155,9 @@ class CoreOs:
                 peer = self.shell.wait_ready(min(5.0, max(0.1, deadline - time.monotonic())))
                 break
             except ShellGone as error:
-                if self.serial.ended:
+                if not self.serial.open:
                     return self.wait_down(30)
-                hopeless = [seen for seen in self.serial.seen if seen.mark in HOPELESS]
+                hopeless = [seen for seen in self.seen() if seen.mark in HOPELESS]
                 if hopeless:
                     raise MachineError(
                         f"the boot failed: {hopeless[0].mark.value}: {hopeless[0].line}{self._tail()}"
@@ -230,7 +187,7 @@ class CoreOs:
             ) from None
         qmp = self._qmp
         self._while_up.close()
-        return how_it_ended(qmp.text)
+        return how_it_ended(qmp.text())
 
     def ask_reboot(self) -> None:
         """Ask for an orderly reboot and return at once."""
@@ -306,16 +263,45 @@ class CoreOs:
         only = ["--unit", unit] if unit else []
         return self.run(["journalctl", "--no-pager", "--output=short-monotonic", *only]).stdout
 
-    def wait_for(self, pattern: str, timeout: float, start: int = 0) -> re.Match[str]:
-        """Wait for a line of the journal of this boot, as hvc0 shows it. Raises MachineError."""
-        found = self.journal_stream.wait(pattern, timeout, start)
-        if found is None:
-            raise MachineError(f"the journal did not show {pattern!r} within {timeout:g} s{self._tail()}")
-        return found
+    def mark(self) -> int:
+        """The place after what this boot's journal said so far."""
+        return self._journal.mark()
+
+    def wait_for(self, pattern: Union[str, re.Pattern[str]], timeout: float = BOOT_TIMEOUT, since: int = 0) -> str:
+        """Wait for a line of this boot's journal, as hvc0 shows it; `since` is a place from `mark`.
+
+        Raises MachineError when it does not come in time, or the machine goes down before.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                open_yet = self._journal.open
+                line = self._journal.find(pattern, since)
+                left = deadline - time.monotonic()
+                if line is not None:
+                    return line
+                if not open_yet or left <= 0:
+                    break
+                since = max(since, self._journal.mark())
+                self._changed.wait(left)
+        raise MachineError(f"the journal did not show {pattern!r} within {timeout:g} s{self._tail()}")
+
+    def seen(self) -> list[Seen]:
+        """What this boot's console told so far."""
+        with (self.folder / "serial.log").open("rb") as log:
+            log.seek(self._begin)
+            return BootMarks().feed(log.read())
 
     def deployments(self) -> list[Deployment]:
         """What `ostree admin status` says, in its order."""
         return Sysroot.parse_status(self.run(["ostree", "admin", "status"]).stdout)
+
+    def booted(self) -> Deployment:
+        """The deployment that the machine runs. Raises NoSuchDeployment."""
+        for deployment in self.deployments():
+            if deployment.booted:
+                return deployment
+        raise NoSuchDeployment("no deployment is booted")
 
     # -- what is said of a failure ------------------------------------------------------------------------------------
 
@@ -326,14 +312,13 @@ class CoreOs:
             process.wait(20)
 
     def _reached(self) -> str:
-        return self.serial.seen[-1].line if self.serial.seen else "nothing that could be recognized"
+        seen = self.seen()
+        return seen[-1].line if seen else "nothing that could be recognized"
 
     def _tail(self) -> str:
-        parts = []
-        for stream, name in ((self.serial, "serial"), (self.journal_stream, "journal")):
-            parts.append(f"\n--- end of {self.folder}/{name}.log ---\n{stream.text[-_TAIL:]}")
-        qemu = (self.folder / "qemu.log").read_text(errors="replace") if (self.folder / "qemu.log").exists() else ""
-        return "".join(parts) + (f"\n--- QEMU ---\n{qemu[-_TAIL:]}" if qemu else "")
+        parts = [f"\n--- end of {console.path} ---\n{console.tail(_TAIL)}" for console in (self.serial, self._journal)]
+        qemu = (self.folder / "qemu.log").read_text(errors="replace")
+        return "".join(parts) + (f"\n--- QEMU ---\n{qemu[-4000:]}" if qemu else "")
 
 
 def how_it_ended(qmp: str) -> Down:

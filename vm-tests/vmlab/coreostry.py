@@ -18,6 +18,7 @@ from typing import Optional, Protocol
 from tests.stand.machine import MachineError
 from vmlab import coreos
 from vmlab.coreosguest import CoreOs
+from vmlab.kvm import accelerator
 
 PROJECT = Path(__file__).resolve().parents[2]
 REBASE_TIMEOUT = 3600.0
@@ -71,7 +72,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--rebase", default="", metavar="IMAGE", help="replace the OS: 10.0.2.2:5000/os@sha256:…")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the disk as it is in the end")
     parser.add_argument("--key", type=Path, metavar="FILE", help="a public ssh key for the user core")
-    parser.add_argument("--accel", choices=("kvm", "tcg"), default="tcg", help="how QEMU runs the guest (tcg)")
     given = parser.parse_args(arguments)
     begin = time.monotonic()
     try:
@@ -82,7 +82,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         config = coreos.harness_config(keys) + coreos.agent_config(PROJECT)
         folder = Path(tempfile.mkdtemp(prefix="vmlab-coreos-", dir="/var/tmp"))
         print(f"logs and disk: {folder}")
-        with CoreOs(image, folder, config, given.accel) as machine:
+        with CoreOs(image, folder, config, accelerator(PROJECT / "dist" / "vm")) as machine:
             walk(machine, given.rebase, lambda text: print(f"{time.monotonic() - begin:7.1f} s  {text}", flush=True))
         if given.output:
             coreos.copy(machine.disk, given.output, _CONVERT_TIMEOUT)
