@@ -116,6 +116,11 @@ def test_a_boot_loader_without_its_config_is_hopeless() -> None:
     assert Mark.GRUB_RESCUE in HOPELESS and Mark.GRUB_ERROR not in HOPELESS, "many boot in spite of an error"
 
 
+@pytest.mark.parametrize("move", ["\x1b[23;01H", "\x1b[2J", "\x1b[5;1f", "\x1bc"])
+def test_what_the_cursor_is_moved_for_begins_a_line(move: str) -> None:
+    assert marks(f"| a menu |{move}grub rescue> ") == [Mark.GRUB_RESCUE]
+
+
 def test_an_error_of_a_program_is_none_of_the_boot_loader() -> None:
     assert marks("[   10.2] podman[99]: error: no such image\r\n") == []
 
