@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -93,6 +93,8 @@ class CoreOs:
         if self.up:
             raise MachineError("the machine is up; reboot() or power_cut() it first")
         with ExitStack() as undo:
+            serial = self.folder / "serial.log"
+            self._begin = serial.stat().st_size if serial.exists() else 0
             ends = {name: self._pair(undo) for name in ("serial", "journal", "shell", "qmp")}
             argv = self._arguments({name: theirs.fileno() for name, (_, theirs) in ends.items()}, undo)
             log = undo.enter_context((self.folder / "qemu.log").open("ab"))
@@ -106,12 +108,12 @@ class CoreOs:
                 Console(ends[name][0], self.folder / f"{name}.log", self._changed)
                 for name in ("serial", "journal", "qmp")
             )
-            self._begin = (self.folder / "serial.log").stat().st_size
             for console in (self.serial, self._journal, self._qmp):
                 undo.callback(console.finish)
             self.shell = Shell(ends["shell"][0])
             undo.callback(self._kill)
-            ends["qmp"][0].sendall(b'{"execute": "qmp_capabilities"}\n')
+            with suppress(BrokenPipeError):  # QEMU has ended already; `wait_up` says so.
+                ends["qmp"][0].sendall(b'{"execute": "qmp_capabilities"}\n')
             self._while_up = undo.pop_all()
 
     @staticmethod
@@ -125,7 +127,7 @@ class CoreOs:
         chardevs = [word for name, end in ends.items() for word in ("-chardev", f"socket,id={name},fd={end}")]
         return [
             QEMU, "-nodefaults", "-no-user-config", "-M", "pc", "-accel", self.accel, "-cpu", CPU,
-            # One CPU under emulation: with two the guest dies of int3 in this QEMU (reference vm.md, 4.3).
+            # One CPU under emulation: with more the guest dies of `Oops: int3` now and then.
             "-smp", "2" if self.accel == KVM else "1", "-m", str(MEMORY), "-display", "none", "-no-reboot",
             "-drive", f"file={self.disk},format=qcow2,if=none,id=disk,cache=writeback,discard=unmap",
             "-device", "virtio-blk-pci,drive=disk",
