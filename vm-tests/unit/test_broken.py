@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from vmlab.broken import DAMAGES, CannotBreak, broken
 
 PROJECT = Path(__file__).resolve().parents[2]
