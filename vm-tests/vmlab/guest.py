@@ -308,13 +308,14 @@ class Guest:
         """
         stdin = input.encode() if input is not None else None
         process = self.start(argv, env, cwd, stdin, keep)
-        try:
-            return process.finish(timeout, check=False if process.keep else check)
-        finally:
-            if process.keep:
-                self._fetch_kept(process, timeout)
-                if check and process.returncode:
-                    raise CommandFailed(process.result(), f"command failed with status {process.returncode}")
+        if not keep:
+            return process.finish(timeout, check)
+        process.finish(timeout, check=False)
+        if process.gone:
+            self._fetch_kept(process, timeout)
+        if check and process.returncode != 0:
+            raise CommandFailed(process.result(), f"command failed with status {process.returncode}")
+        return process.result()
 
     def start(self, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, cwd: str = "/",
               stdin: Optional[bytes] = None, keep: bool = False) -> GuestProcess:  # fmt: skip
@@ -430,10 +431,7 @@ class Guest:
 
     def _fetch_kept(self, process: GuestProcess, timeout: float) -> None:
         """What a command printed before the guest went down with it; nothing after a power cut or reset."""
-        if not process.gone or self._qemu is None:
-            return
-        qemu = self._qemu
-        qemu.wait_end(max(timeout, BOOT))  # `wait_down` finds it ended and tells how.
+        self.qemu.wait_end(max(timeout, BOOT))  # `wait_down` finds it ended and tells how.
         disk = DiskFiles.open(self.disk)
         stateroots = [f"/ostree/deploy/{name}{process.keep}" for name in disk.names("/ostree/deploy")]
         for end in ("out", "err"):
