@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from vmlab.node import VmNode
 from vmlab.osimage import next_image
 
+from scenarios.conftest import Push, Record
 from tests.stand.configs import Unit, machine_config
 from tests.stand.images import File
 from tests.stand.incidents import FILES, WORKLOAD
 from tests.stand.registry import Registry
-
-from scenarios.conftest import Push, Record
 
 COUNTER = Unit(
     "counter.service",
