@@ -27,7 +27,7 @@ def test_image_kernel_arguments_package_files_and_units_take_one_reboot_and_work
     registry: Registry,
     record_property: Record,
 ) -> None:
-    """P1, P2, P5: staged while the node works, drained last, one reboot; nothing is pulled while it is out of service."""
+    """P1, P2, P5: staged while the node works, drained last, one reboot; nothing is pulled out of service."""
     node = node_at_rest
     node.desire(machine_config("50-old", files=FILES, units=[COUNTER], os_image=base))
     node.until()
