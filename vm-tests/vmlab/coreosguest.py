@@ -269,6 +269,13 @@ class CoreOs:
         """The place after what this boot's journal said so far."""
         return self._journal.mark()
 
+    def hear(self, pattern: str, timeout: float = BOOT_TIMEOUT, since: int = 0) -> Optional[tuple[int, str]]:
+        """As `guest.Guest.hear`."""
+        try:
+            return self._journal.hear(pattern, timeout, since)
+        except TimeoutError as error:
+            raise MachineError(f"{error}{self._tail()}") from None
+
     def wait_for(self, pattern: Union[str, re.Pattern[str]], timeout: float = BOOT_TIMEOUT, since: int = 0) -> str:
         """Wait for a line of this boot's journal, as hvc0 shows it; `since` is a place from `mark`.
 

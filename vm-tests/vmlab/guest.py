@@ -222,6 +222,17 @@ class Guest:
         """Wait for a line of this boot's journal; `since` is a place from `mark`."""
         return self.qemu.wait_line(pattern, timeout, since)
 
+    def hear(self, pattern: str, timeout: float = BOOT, since: int = 0) -> Optional[tuple[int, str]]:
+        """Wait for a line of this boot's journal: the place after it and itself; None when the machine went down first.
+
+        Raises MachineError after `timeout` seconds.
+        """
+        qemu = self.qemu
+        try:
+            return qemu.journal.hear(pattern, timeout, since)
+        except TimeoutError as error:
+            raise MachineError(f"{error}{qemu.tails()}") from None
+
     def mark(self) -> int:
         """The place after what this boot's journal said so far."""
         return self.qemu.journal.mark()

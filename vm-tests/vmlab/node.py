@@ -7,7 +7,6 @@ rest, and looks. Reboots are followed: what goes down for a reboot is switched o
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
 from dataclasses import dataclass
@@ -108,22 +107,11 @@ class VmNode:
 
     def _said(self, pattern: str, timeout: float) -> Optional[str]:
         """None when the machine went down instead."""
-        qemu = self.machine.qemu
-        found = ""
-
-        def heard() -> bool:
-            nonlocal found
-            while self._mark < len(qemu.journal.lines) and not found:
-                line = qemu.journal.lines[self._mark]
-                found = line if re.search(pattern, line) else ""
-                self._mark += 1
-            return bool(found)
-
-        with qemu.changed:
-            qemu.changed.wait_for(lambda: heard() or not qemu.qmp.open, timeout)
-        if not found and qemu.qmp.open:
-            raise MachineError(f"{pattern!r} was not said within {timeout:.0f} s{qemu.tails()}")
-        return found or None
+        heard = self.machine.hear(pattern, timeout, self._mark)
+        if heard is None:
+            return None
+        self._mark, line = heard
+        return line
 
     def follow_reboot(self, timeout: float = SETTLED) -> None:
         how = self.machine.wait_down(timeout)
