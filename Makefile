@@ -6,7 +6,7 @@ DIST := dist
 DESTDIR :=
 
 # What the virtual machines of vm-tests/ run with.
-VM_PACKAGES := qemu-system-x86 seabios mmdebstrap debian-archive-keyring uidmap e2fsprogs fdisk zstd busybox-static
+VM_PACKAGES := qemu-system-x86 seabios mmdebstrap debian-archive-keyring uidmap e2fsprogs fdisk zstd
 
 # What the tests and the demo run for real. libostree, GObject and pydbus come from here too; a PyPI build would need a compiler.
 PACKAGES := ostree gir1.2-ostree-1.0 docker-registry skopeo podman buildah crun conmon rpm rpm2cpio cpio dbus systemd \

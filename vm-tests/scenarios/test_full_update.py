@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from vmlab.node import VmNode
 from vmlab.osimage import next_image
 
+from scenarios.conftest import Push, Record
 from tests.stand.configs import Unit, machine_config
 from tests.stand.images import File
 from tests.stand.incidents import FILES, WORKLOAD
 from tests.stand.registry import Registry
-
-from scenarios.conftest import Push, Record
 
 COUNTER = Unit(
     "counter.service",
@@ -29,7 +27,7 @@ def test_image_kernel_arguments_package_files_and_units_take_one_reboot_and_work
     registry: Registry,
     record_property: Record,
 ) -> None:
-    """P1, P2, P5: staged while the node works, drained last, one reboot; nothing is pulled while it is out of service."""
+    """P1, P2, P5: staged while the node works, drained last, one reboot; nothing is pulled out of service."""
     node = node_at_rest
     node.desire(machine_config("50-old", files=FILES, units=[COUNTER], os_image=base))
     node.until()

@@ -79,6 +79,16 @@ def _disk(tree: Path, target: Path) -> DiskFiles:
     return DiskFiles.open(target)
 
 
+def _debugfs(device: Path, requests: str, write: bool = False) -> str:
+    done = subprocess.run(["debugfs", *(["-w"] if write else []), "-f", "-", str(device)], input=requests,
+                          capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
+    return done.stdout
+
+
+def _block_size(device: Path) -> int:
+    return int(_debugfs(device, "stats").partition("Block size:")[2].split()[0])
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A sysroot's boot directory as ostree makes it, with two deployments."""
@@ -154,6 +164,36 @@ def test_a_tree_is_copied_out_of_a_disk(tree: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tree / "boot/ostree/initrd").read_bytes()
     with pytest.raises(DiskError, match="has no /boot/nothing"):
         disk.copy("/boot/nothing", tmp_path / "two")
+
+
+def test_a_journal_that_waits_is_replayed_and_the_rest_of_the_disk_stays(tree: Path, tmp_path: Path) -> None:
+    disk = _disk(tree, tmp_path / "disk")
+    with disk.path.open("r+b") as file:
+        file.seek(446)
+        table = file.read(16)
+        file.seek(512)
+        file.write(b"a boot loader's code")
+    # A transaction that only the journal has: what a power cut leaves.
+    alone = tmp_path / "alone"
+    alone.write_bytes(disk.path.read_bytes()[disk.offset : disk.offset + disk.size])
+    block = int(
+        _debugfs(alone, "stat /boot/ostree/vmlinuz").partition("EXTENTS:\n(")[2].partition("):")[2].split("-")[0]
+    )
+    fresh = tmp_path / "block"
+    fresh.write_bytes(b"new".ljust(_block_size(alone), b"\n"))
+    _debugfs(alone, f"jo\njw -b {block} {fresh}\njc", write=True)
+    with disk.path.open("r+b") as file:
+        file.seek(disk.offset)
+        file.write(alone.read_bytes())
+    assert b"new" not in disk.read("/boot/ostree/vmlinuz")
+    disk.replay_journal()
+    assert disk.read("/boot/ostree/vmlinuz").startswith(b"new\n")
+    with disk.path.open("rb") as file:
+        file.seek(446)
+        assert file.read(16) == table
+        file.seek(512)
+        assert file.read(20) == b"a boot loader's code"
+    assert "needs_recovery" not in _debugfs(Path(disk.device), "stats")
 
 
 def test_a_replay_keeps_what_is_there_and_tells_of_damage(tree: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from pathlib import Path
 
+import pytest
 from vmlab.console import PANIC, Console, LineSplitter
 
 
@@ -55,4 +56,17 @@ def test_a_waiter_wakes_at_the_line_and_not_before(tmp_path: Path) -> None:
         assert changed.wait_for(lambda: console.find("rest: ", mark), 30)
     assert console.find("rest: ", mark) == "mcdaemon[7]: rest: new"
     theirs.close()
+    console.finish()
+
+
+def test_what_is_heard_comes_with_the_place_after_it_and_only_once(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    console = Console(ours, tmp_path / "journal.log", threading.Condition())
+    theirs.sendall(b"mcdaemon[1]: drain: now\nmcdaemon[1]: rest: done\n")
+    assert console.hear("drain: ", 30) == (1, "mcdaemon[1]: drain: now")
+    assert console.hear(r"\]: ", 30, 1) == (2, "mcdaemon[1]: rest: done")
+    with pytest.raises(TimeoutError, match="'reject: ' did not come within 0 s"):
+        console.hear("reject: ", 0.05)
+    theirs.close()
+    assert console.hear("reject: ", 30) is None, "it will never come"
     console.finish()

@@ -19,11 +19,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import BinaryIO, Optional
 
 from tests.stand.sysroot import BootEntry, NoSuchDeployment
 
 _SECTOR = 512
+_PIECE = 1 << 20
 _TIMEOUT = 60.0
 _ENTRIES = "/boot/loader/entries"
 _FAST_LINK = re.compile(r'^Fast link dest: "(.*)"$', re.MULTILINE)
@@ -47,10 +48,14 @@ class BlsEntry(BootEntry):
 
 @dataclass(frozen=True)
 class DiskFiles:
-    """The files of the ext4 partition at `offset` bytes of a raw disk that no machine runs on."""
+    """The files of the ext4 partition at `offset` bytes of a raw disk that no machine runs on.
+
+    `size` is the partition's, in bytes; 0: up to the end of the disk.
+    """
 
     path: Path
     offset: int
+    size: int = 0
 
     @classmethod
     def open(cls, path: Path) -> DiskFiles:
@@ -61,9 +66,9 @@ class DiskFiles:
             raise DiskError(f"{path} has no partition table")
         for number in range(4):
             kind = sector[446 + 16 * number + 4]
-            (begin,) = struct.unpack_from("<I", sector, 446 + 16 * number + 8)
+            begin, sectors = struct.unpack_from("<II", sector, 446 + 16 * number + 8)
             if kind == _LINUX_PARTITION:
-                return cls(path, begin * _SECTOR)
+                return cls(path, begin * _SECTOR, sectors * _SECTOR)
         raise DiskError(f"{path} has no Linux partition")
 
     @property
@@ -110,10 +115,19 @@ class DiskFiles:
 
         Raises DiskError when e2fsck finds damage that it will not repair by itself.
         """
-        done = subprocess.run(["e2fsck", "-p", self.device], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=10 * _TIMEOUT)  # fmt: skip
-        if done.returncode & ~3:
-            raise DiskError(f"e2fsck of {self.path} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        # Not on the partition in its place: after the replay e2fsck opens the file anew and forgets the offset.
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="replay-") as scratch:
+            alone = Path(scratch) / "partition"
+            size = self.size or self.path.stat().st_size - self.offset
+            with self.path.open("rb") as disk, alone.open("w+b") as part:
+                part.truncate(size)
+                _copy_changed(disk, self.offset, part, 0, size)
+            done = subprocess.run(["e2fsck", "-p", str(alone)], stdin=subprocess.DEVNULL, capture_output=True,
+                                  text=True, timeout=10 * _TIMEOUT)  # fmt: skip
+            if done.returncode & ~3:
+                raise DiskError(f"e2fsck of {self.path} ended with {done.returncode}: {done.stdout}{done.stderr}")
+            with alone.open("rb") as part, self.path.open("r+b") as disk:
+                _copy_changed(part, 0, disk, self.offset, size)
 
     def _debugfs(self, request: str) -> bytes:
         done = subprocess.run(["debugfs", "-R", request, self.device], stdin=subprocess.DEVNULL, capture_output=True,
@@ -123,6 +137,26 @@ class DiskFiles:
         if done.returncode != 0 or any("while opening" in line or "not open" in line for line in trouble):
             raise DiskError(f"cannot read {self.path}: {' '.join(trouble)}")
         return done.stdout
+
+
+def _copy_changed(source: BinaryIO, source_at: int, target: BinaryIO, target_at: int, size: int) -> None:
+    """Make `size` bytes of `target` those of `source`; holes of the source are passed over, equal pieces not written.
+
+    A hole's place in `target` must be zero already, or have been copied from there.
+    """
+    at, end = source_at, source_at + size
+    while at < end:
+        try:
+            at = os.lseek(source.fileno(), at, os.SEEK_DATA)
+        except OSError:
+            return  # Nothing but a hole up to the end.
+        hole = min(end, os.lseek(source.fileno(), at, os.SEEK_HOLE))
+        while at < hole:
+            piece = os.pread(source.fileno(), min(_PIECE, hole - at), at)
+            place = target_at + at - source_at
+            if os.pread(target.fileno(), len(piece), place) != piece:
+                os.pwrite(target.fileno(), piece, place)
+            at += len(piece)
 
 
 def entries(disk: DiskFiles) -> list[BlsEntry]:

@@ -48,7 +48,8 @@ DAMAGES: Mapping[str, Damage] = MappingProxyType(
             "mcdaemon/perform.py",
             (
                 (
-                    "        with_writable(context.machine.sysroot, lambda: commit.apply(load, context.payloads, root))\n",
+                    "        with_writable(context.machine.sysroot, "
+                    "lambda: commit.apply(load, context.payloads, root))\n",
                     "",
                 ),
             ),

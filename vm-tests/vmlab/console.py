@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Optional, Union
 
@@ -64,6 +65,27 @@ class Console:
                     return line
             rest = self._splitter.rest()
         return rest if expression.search(rest) else None
+
+    def hear(self, pattern: str, timeout: float, since: int = 0) -> Optional[tuple[int, str]]:
+        """Wait for a line with the pattern: the place after it and itself; None when the other end closed before.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        expression = re.compile(pattern)
+        place = since
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                for line in self.lines[place:]:
+                    place += 1
+                    if expression.search(line):
+                        return place, line
+                left = deadline - time.monotonic()
+                if not self.open:
+                    return None
+                if left <= 0:
+                    raise TimeoutError(f"{pattern!r} did not come within {timeout:.0f} s")
+                self._changed.wait(left)
 
     def text(self) -> str:
         """All that came."""

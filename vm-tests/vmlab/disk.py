@@ -42,7 +42,7 @@ def reference(digest: str) -> str:
 
 
 def build(archive: Path, key: str) -> Path:
-    """The folder with disk.raw (and `commit`), built if it is not there; `archive` is the zipapp. Raises CannotBuild."""
+    """The folder with disk.raw and `commit`, built if not there; `archive` is the zipapp. Raises CannotBuild."""
     system = osimage.build()
 
     def make(folder: Path) -> None:
@@ -122,28 +122,27 @@ def _install(root: Path, deployment: Path, var: Path, archive: Path) -> None:
 
 
 def _write(sysroot: Path, disk: Path, deployment: str) -> None:
-    """One partition with everything in it; as on a node, nobody can rename what is at the deployment's top."""
+    """One partition with everything in it."""
     disk.touch()
     os.truncate(disk, SIZE)
-    part = disk.with_name("partition.raw")
-    part.touch()
-    os.truncate(part, SIZE - PARTITION)
-    make = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", _FEATURES, "-U", _UUID, "-E", f"hash_seed={_UUID}"]
-    run("make the file system", [*make, "-L", "root", "-d", str(sysroot), str(part)], _TIMEOUT, env=ENVIRONMENT)
-    flags = run("read the deployment's flags", ["debugfs", "-R", f"stat {deployment}", str(part)], 60)
-    found = re.search(r"Flags: (0x[0-9a-f]+)", flags)
+    table = f"label: dos\\nlabel-id: 0x766d6c61\\nstart={PARTITION // 512}, type=83, bootable\\n"
+    partition = ["sh", "-c", f'printf "{table}" | sfdisk --quiet "$1"', "sh", str(disk)]
+    run("make the partition table", partition, 60)
+    make = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", _FEATURES, "-U", _UUID, "-L", "root", "-d", str(sysroot)]
+    extended = f"hash_seed={_UUID},offset={PARTITION}"
+    size = f"{(SIZE - PARTITION) >> 10}k"
+    run("make the file system", [*make, "-E", extended, str(disk), size], _TIMEOUT, env=ENVIRONMENT)
+    _protect(f"{disk}?offset={PARTITION}", deployment)
+
+
+def _protect(device: str, deployment: str) -> None:
+    """As on a node, nobody can add to a deployment's top; mke2fs does not copy that flag."""
+    stat = run("read the deployment's flags", ["debugfs", "-R", f"stat {deployment}", device], 60)
+    found = re.search(r"Flags: (0x[0-9a-f]+)", stat)
     if found is None:
-        raise CannotBuild(f"cannot make the disk: no deployment at {deployment}\n{flags}")
+        raise CannotBuild(f"cannot make the disk: no deployment at {deployment}\n{stat}")
     wanted = hex(int(found.group(1), 16) | _IMMUTABLE)
-    run("protect the deployment", ["debugfs", "-w", "-R", f"sif {deployment} flags {wanted}", str(part)], 60)
-    table = f"label: dos\nlabel-id: 0x766d6c61\nstart={PARTITION // 512}, type=83, bootable\n"
-    script = disk.with_name("table")
-    script.write_text(table)
-    run("make the partition table", ["sh", "-c", 'sfdisk --quiet "$1" <"$2"', "sh", str(disk), str(script)], 60)
-    script.unlink()
-    copy = ["dd", f"if={part}", f"of={disk}", "bs=1M", f"seek={PARTITION >> 20}", "conv=notrunc,sparse", "status=none"]
-    run("put the file system on the disk", copy, _TIMEOUT)
-    part.unlink()
+    run("protect the deployment", ["debugfs", "-w", "-R", f"sif {deployment} flags {wanted}", device], 60)
 
 
 if __name__ == "__main__":

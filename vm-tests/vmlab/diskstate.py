@@ -47,13 +47,15 @@ class Boots(enum.Enum):
 
 @dataclass(frozen=True)
 class BootEntry:
-    """A BLS entry. `deployment`: name (checksum.serial) of what its `ostree=` leads to, "" when that leads nowhere."""
+    """A BLS entry. `options`: its kernel command line. `deployment`: name (checksum.serial) of what its `ostree=` leads
+    to, "" when that leads nowhere."""
 
     name: str
     version: int
     linux: str
     initrd: str
     ostree: str
+    options: str
     deployment: str
 
 
@@ -91,7 +93,7 @@ class Story:
         if len(stateroots) != 1 or not found or not found[0].deployment:
             raise ValueError(f"cannot tell what {before} boots: stateroots {stateroots}, boot entries {found}")
         osname = stateroots[0]
-        usr = {name: fingerprint(_deployment(top, osname, name) / "usr")
+        usr = {name: fingerprint(deployment_folder(top, osname, name) / "usr")
                for top in (before, after) for name in deployments(top, osname)}  # fmt: skip
         return cls(before, osname, frozenset(entry.deployment for entry in found), found[0].deployment, usr)
 
@@ -101,7 +103,8 @@ def deployments(top: Path, osname: str) -> list[str]:
     return sorted(path.name for path in (top / "ostree/deploy" / osname / "deploy").iterdir() if path.is_dir())
 
 
-def _deployment(top: Path, osname: str, name: str) -> Path:
+def deployment_folder(top: Path, osname: str, name: str) -> Path:
+    """Where the checkout of a deployment is below the physical root."""
     return top / "ostree/deploy" / osname / "deploy" / name
 
 
@@ -122,7 +125,7 @@ def fingerprint(folder: Path) -> str:
 def look(top: Path, story: Story) -> Look:
     """Look at the physical root `top`. What the payload is becomes known to the story on the way."""
     found = boot_entries(top)
-    troubles = list(_boot_troubles(top, found, story))
+    troubles = list(boot_troubles(top, found, story))
     default = found[0].deployment if found else ""
     boots = Boots.NOTHING if not default else Boots.OLD if default in story.old else Boots.NEW
     said = "unknown"
@@ -155,10 +158,11 @@ def _entry(top: Path, name: str) -> BootEntry:
     target = link.resolve().name if argument and link.is_dir() else ""
     version = fields.get("version", "").strip()
     number = int(version) if version.isdigit() else 0
-    return BootEntry(name, number, fields.get("linux", ""), fields.get("initrd", ""), argument, target)
+    return BootEntry(name, number, fields.get("linux", ""), fields.get("initrd", ""), argument, " ".join(words), target)
 
 
-def _boot_troubles(top: Path, found: list[BootEntry], story: Story) -> Iterator[str]:
+def boot_troubles(top: Path, found: list[BootEntry], story: Story) -> Iterator[str]:
+    """What keeps these entries from booting what they should."""
     if not found:
         yield "there is no boot entry"
     for entry in found:
@@ -178,7 +182,7 @@ def _entry_troubles(top: Path, entry: BootEntry, story: Story) -> Iterator[str]:
     if not entry.deployment:
         yield f"{entry.ostree} leads nowhere"
         return
-    place = _deployment(top, story.osname, entry.deployment)
+    place = deployment_folder(top, story.osname, entry.deployment)
     if not (place / "etc/passwd").is_file():
         yield f"{entry.deployment} has no etc/passwd"
     if not place.with_name(f"{place.name}.origin").is_file():

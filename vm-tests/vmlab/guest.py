@@ -62,7 +62,8 @@ class Guest:
     """One machine; `folder` keeps its disk and its logs (run-1, run-2, … one per boot).
 
     `cache` keeps kernels and snapshots and may be shared by workers. `write_log`: the next boots note all writes and
-    flushes of the disk there (QEMU's blklogwrites). `extra` is added to QEMU's options.
+    flushes of the disk there (QEMU's blklogwrites), to be applied to a copy of `began_with`. `extra` is added to QEMU's
+    options.
 
     What a power cut loses: QEMU is killed, so all that the guest keeps in memory, its page cache too, is gone. What the
     guest's kernel has written to the disk stays, flushed or not, because the host's page cache survives. The loss of
@@ -77,6 +78,7 @@ class Guest:
         self.extra = tuple(extra)
         self.boots: list[str] = []
         self.write_log: Optional[Path] = None
+        self.began_with = disk
         self.last_ending: Optional[Ending] = None
         self._qemu: Optional[Qemu] = None
         self._runs = 0
@@ -88,7 +90,9 @@ class Guest:
         folder.mkdir(parents=True, exist_ok=True)
         disk = folder / "disk.raw"
         copy_sparse(image, disk)
-        return cls(folder, disk, cache)
+        guest = cls(folder, disk, cache)
+        guest.began_with = image
+        return guest
 
     @classmethod
     def at_rest(
@@ -222,6 +226,17 @@ class Guest:
         """Wait for a line of this boot's journal; `since` is a place from `mark`."""
         return self.qemu.wait_line(pattern, timeout, since)
 
+    def hear(self, pattern: str, timeout: float = BOOT, since: int = 0) -> Optional[tuple[int, str]]:
+        """Wait for a line of this boot's journal: the place after it and itself; None when the machine went down first.
+
+        Raises MachineError after `timeout` seconds.
+        """
+        qemu = self.qemu
+        try:
+            return qemu.journal.hear(pattern, timeout, since)
+        except TimeoutError as error:
+            raise MachineError(f"{error}{qemu.tails()}") from None
+
     def mark(self) -> int:
         """The place after what this boot's journal said so far."""
         return self.qemu.journal.mark()
@@ -308,13 +323,14 @@ class Guest:
         """
         stdin = input.encode() if input is not None else None
         process = self.start(argv, env, cwd, stdin, keep)
-        try:
-            return process.finish(timeout, check=False if process.keep else check)
-        finally:
-            if process.keep:
-                self._fetch_kept(process, timeout)
-                if check and process.returncode:
-                    raise CommandFailed(process.result(), f"command failed with status {process.returncode}")
+        if not keep:
+            return process.finish(timeout, check)
+        process.finish(timeout, check=False)
+        if process.gone:
+            self._fetch_kept(process, timeout)
+        if check and process.returncode != 0:
+            raise CommandFailed(process.result(), f"command failed with status {process.returncode}")
+        return process.result()
 
     def start(self, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, cwd: str = "/",
               stdin: Optional[bytes] = None, keep: bool = False) -> GuestProcess:  # fmt: skip
@@ -430,10 +446,7 @@ class Guest:
 
     def _fetch_kept(self, process: GuestProcess, timeout: float) -> None:
         """What a command printed before the guest went down with it; nothing after a power cut or reset."""
-        if not process.gone or self._qemu is None:
-            return
-        qemu = self._qemu
-        qemu.wait_end(max(timeout, BOOT))  # `wait_down` finds it ended and tells how.
+        self.qemu.wait_end(max(timeout, BOOT))  # `wait_down` finds it ended and tells how.
         disk = DiskFiles.open(self.disk)
         stateroots = [f"/ostree/deploy/{name}{process.keep}" for name in disk.names("/ostree/deploy")]
         for end in ("out", "err"):

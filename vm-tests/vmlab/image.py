@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Built:
-    """A disk to copy and boot. `oci`: the OCI layout of its OS, `digest`: that image's, `commit`: what ostree made of it.
+    """A disk to copy and boot. `oci`: the OCI layout of its OS, with `digest`; `commit`: what ostree made of that.
 
     The layers of the image are in the disk's repository already: only what comes on top of them is ever fetched.
     """

@@ -16,7 +16,7 @@ from vmlab.programs import CannotBuild, run
 from vmlab.rootfs import TIME
 
 PREPARE_ROOT = "usr/lib/ostree/ostree-prepare-root"
-BUSYBOX = Path("/bin/busybox")
+BUSYBOX = "usr/bin/busybox"
 INIT = Path(__file__).resolve().parents[1] / "initramfs/init"
 _APPLETS = ("sh", "mount", "insmod", "cat", "ip", "switch_root")
 # Insertion in the order of the names is an order that works: each after those it needs.
@@ -31,7 +31,7 @@ def initramfs(root: Path, kernel: str) -> bytes:
     tree["init"] = File(INIT.read_bytes(), 0o755)
     # ostree-prepare-root only runs where this file is.
     tree["etc/initrd-release"] = File(b'NAME="vmlab initramfs"\n')
-    tree["bin/busybox"] = File(BUSYBOX.read_bytes(), 0o755)
+    tree["bin/busybox"] = File((root / BUSYBOX).read_bytes(), 0o755)
     tree.update({f"bin/{applet}": Link("busybox") for applet in _APPLETS})
     for path in (PREPARE_ROOT, *libraries(root, PREPARE_ROOT)):
         tree[path] = File((root / path).resolve().read_bytes(), 0o755)

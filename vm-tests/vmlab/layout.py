@@ -143,9 +143,9 @@ def _trim(root: Path) -> None:
         (units / name).symlink_to("/dev/null")
         for wanted in root.glob(f"*/systemd/system/*.wants/{name}"):
             wanted.unlink()
-    for path in (root / "usr/lib/systemd/system-generators").iterdir():
-        if path.name not in _GENERATORS:
-            path.unlink()
+    for generator in (root / "usr/lib/systemd/system-generators").iterdir():
+        if generator.name not in _GENERATORS:
+            generator.unlink()
     (units / "default.target").unlink(missing_ok=True)
     (units / "default.target").symlink_to("multi-user.target")
 

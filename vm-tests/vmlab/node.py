@@ -107,16 +107,10 @@ class VmNode:
 
     def _said(self, pattern: str, timeout: float) -> Optional[str]:
         """None when the machine went down instead."""
-        qemu = self.machine.qemu
-        with qemu.changed:
-            qemu.changed.wait_for(
-                lambda: qemu.journal.find(pattern, self._mark) is not None or not qemu.qmp.open, timeout
-            )
-            line = qemu.journal.find(pattern, self._mark)
-            if line is not None:
-                self._mark = qemu.journal.mark()
-            elif qemu.qmp.open:
-                raise MachineError(f"{pattern!r} was not said within {timeout:.0f} s{qemu.tails()}")
+        heard = self.machine.hear(pattern, timeout, self._mark)
+        if heard is None:
+            return None
+        self._mark, line = heard
         return line
 
     def follow_reboot(self, timeout: float = SETTLED) -> None:

@@ -1,4 +1,4 @@
-"""The machine's OS as a container image, and other versions of it: layers on it, so that only those are ever fetched."""
+"""The machine's OS as a container image, and other versions of it: layers on it, so only those are ever fetched."""
 
 from __future__ import annotations
 

@@ -97,13 +97,16 @@ def _boots(states: Sequence[State]) -> str:
 # -- for tests --------------------------------------------------------------------------------------------------------
 
 
-def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int] = (0, 1), fsck: int = 0) -> Count:
-    """Check the disk at each flush, and after so many random losses. `share` (n, m): the n-th of m parts of the work.
+def check(
+    start: Path, log: Path, losses: int, seed: int, share: tuple[int, int] = (0, 1), fsck: int = 0, after: int = 0
+) -> Count:
+    """Check the disk at each flush, and after so many random losses. `share` (n, m): the n-th of m parts of the work;
+    `after`: the moment when the update began; `fsck`: run `ostree fsck` on each so many-th of them.
 
     In a process with its own mount namespace. Raises PrefixError when the check cannot be made.
     """
     program = [sys.executable, "-m", "vmlab.prefixes", str(start), str(log), "--json", f"--losses={losses}"]
-    program += [f"--seed={seed}", f"--share={share[0] + 1}/{share[1]}", f"--fsck={fsck}"]
+    program += [f"--seed={seed}", f"--share={share[0] + 1}/{share[1]}", f"--fsck={fsck}", f"--after={after}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         done = subprocess.run(program, capture_output=True, text=True, timeout=_LIMIT, env=environment,
@@ -118,7 +121,7 @@ def check(start: Path, log: Path, losses: int, seed: int, share: tuple[int, int]
     return Count(found, last["log"], last["seconds"])
 
 
-def _apart(argv: Sequence[str]) -> list[str]:
+def apart(argv: Sequence[str]) -> list[str]:
     """In a mount namespace of its own, and not longer alive than who started us."""
     return ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", *argv]
 
@@ -137,10 +140,10 @@ def examine(image: Path, folder: Path, story: Story, fsck: bool = False) -> tupl
             look = diskstate.look(folder, story)
             troubles += look.troubles
             if fsck:
-                troubles += _ostree_fsck(folder)
+                troubles += ostree_fsck(folder)
     except (PrefixError, Failure, OSError) as error:
         troubles.append(str(error))
-    troubles += _unsound(files)
+    troubles += unsound(files)
     return Look(look.boots, look.deployment, look.progress, tuple(troubles)), replay
 
 
@@ -168,12 +171,14 @@ def _seen_by_boot_loader(disk: DiskFiles) -> bool:
         return False
 
 
-def _unsound(disk: DiskFiles) -> list[str]:
+def unsound(disk: DiskFiles) -> list[str]:
+    """What e2fsck finds on a disk that was replayed."""
     done = _run("e2fsck", "-f", "-n", disk.device)
     return [] if done.returncode == 0 else [f"e2fsck: {done.stdout.strip()}"]
 
 
-def _ostree_fsck(top: Path) -> list[str]:
+def ostree_fsck(top: Path) -> list[str]:
+    """What `ostree fsck` finds in the repository of the physical root."""
     done = _run("ostree", "fsck", "--quiet", f"--repo={top}/ostree/repo")
     return [] if done.returncode == 0 else [f"ostree fsck: {done.stderr.strip()}"]
 
@@ -186,9 +191,13 @@ def _run(*argv: str) -> subprocess.CompletedProcess[str]:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def states(start: Path, log: Log, chosen: Iterable[Point], folder: Path, fsck: int = 0) -> Iterator[State]:
-    """Check the disks at these points, which are in order. Mounts in the mount namespace of the caller."""
-    before, after = blocklog.copy(start, folder / "before.img"), folder / "after.img"
+def states(
+    start: Path, log: Log, chosen: Iterable[Point], folder: Path, fsck: int = 0, begin: int = 0
+) -> Iterator[State]:
+    """Check the disks at these points, which are in order, of an update that began at the moment `begin`. Mounts in the
+    mount namespace of the caller."""
+    before, after = folder / "before.img", folder / "after.img"
+    blocklog.disk_at(log, start, begin, before)
     blocklog.disk_at(log, start, len(log.entries), after)
     disks = DiskFiles.open(before), DiskFiles.open(after)
     with mounted(disks[0], folder / "before"), mounted(disks[1], folder / "after"):
@@ -226,12 +235,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     parser.add_argument("--share", default="1/1", help="1/2: the first of two parts")
     parser.add_argument("--fsck", type=int, default=0, metavar="N", help="run ostree fsck on each N-th state")
+    parser.add_argument("--after", type=int, default=0, metavar="ENTRY", help="the update began after this entry")
     parser.add_argument("--json", action="store_true", help="one object for each state")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if not chosen.inside:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        argv = _apart([sys.executable, "-m", "vmlab.prefixes", "--inside", *given])
+        argv = apart([sys.executable, "-m", "vmlab.prefixes", "--inside", *given])
         os.execvp(argv[0], argv)
     try:
         return _check(chosen)
@@ -244,11 +254,11 @@ def _check(chosen: argparse.Namespace) -> int:
     begun = time.monotonic()
     log = blocklog.read(chosen.log)
     part, parts = map(int, chosen.share.split("/"))
-    points = blocklog.points(log, len(log.flushes()), chosen.losses, chosen.seed)[part - 1 :: parts]
+    points = blocklog.points(log, len(log.flushes()), chosen.losses, chosen.seed, chosen.after)[part - 1 :: parts]
     count = Count(log=f"seed {chosen.seed}, {log}")
     folder = scratch(chosen.start)
     try:
-        for state in states(chosen.start, log, points, folder, chosen.fsck):
+        for state in states(chosen.start, log, points, folder, chosen.fsck, chosen.after):
             count.states.append(state)
             if chosen.json:
                 print(json.dumps({**asdict(state), "boots": state.boots.value}), flush=True)

@@ -21,7 +21,7 @@ PACKAGES = (
     "python3", "python3-gi", "python3-pydbus", "python3-yaml", "python3-requests",
     "skopeo", "podman", "crun", "conmon", "ca-certificates",
     "rpm", "rpm2cpio", "cpio",
-    "qemu-guest-agent",
+    "qemu-guest-agent", "busybox-static",
 )  # fmt: skip
 # Nobody reads them in there, and every byte is imported, checked out and copied many times. The plugins of cni are
 # 50 MB for container networks, which these machines do not have.
