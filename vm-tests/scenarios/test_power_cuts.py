@@ -15,11 +15,10 @@ from vmlab.guest import FOLDER, Guest
 from vmlab.osimage import next_image
 from vmlab.powercuts import Recording
 
+from scenarios.conftest import MakeNode, Push, Record
 from tests.stand.configs import machine_config
 from tests.stand.images import File
 from tests.stand.incidents import FILES, WORKLOAD
-
-from scenarios.conftest import MakeNode, Push, Record
 
 LOSSES = 30
 """Random losses that are checked without booting."""

@@ -110,8 +110,8 @@ def _go_on(guest: Guest, cut: str, reference: Path) -> Outcome:
 
 
 def _replay_if_needed(guest: Guest) -> bool:
-    """The harness's boot loader reads ext4 as GRUB does. Where that shows no entry, a person would boot a rescue system,
-    which replays the journal."""
+    """The harness's boot loader reads ext4 as GRUB does. Where that shows no entry, a person would boot a rescue system
+    first, which replays the journal."""
     try:
         guest.default_entry()
         return False
