@@ -67,7 +67,7 @@ N := 60
 
 .PHONY: vm-soak
 vm-soak: vm-image ## N power cuts, spread over an update and at random, each followed to rest
-	VM_CUTS=$(N) $(IN_VENV) -m pytest vm-tests/scenarios/test_power_cuts.py --numprocesses 2 --dist load
+	VMLAB_CUTS=$(N) $(IN_VENV) -m pytest vm-tests/scenarios/test_power_cuts.py --numprocesses 2 --dist load
 
 .PHONY: model
 model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers
