@@ -28,7 +28,7 @@ help: ## List the targets
 deps: $(VENV)/.complete ## Install what tests and demo need: Debian packages (as root), and Python packages into .venv
 
 .PHONY: test
-test: deps $(ARCHIVE) ## Run all tests and linters
+test: vm-deps $(ARCHIVE) ## Run all tests and linters, without the virtual machines
 	$(IN_VENV) -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: test-unit
@@ -56,9 +56,18 @@ vm-deps: deps ## Install what virtual machines need beside that, from Debian's p
 vm-image: vm-deps $(ARCHIVE) ## Build the virtual machine's disk, unless it is there with the same inputs
 	PYTHONPATH=vm-tests $(IN_VENV) -m vmlab.image
 
+# A daemon that is broken on purpose (vm-tests/vmlab/broken.py): the suite has to fail.
+BROKEN :=
+
 .PHONY: vm-test
-vm-test: vm-image ## The scenarios with real reboots and power cuts, in virtual machines
-	$(IN_VENV) -m pytest vm-tests/scenarios --numprocesses 2 --dist load
+vm-test: vm-image ## The scenarios with real reboots and power cuts, in virtual machines; BROKEN=no-fsync must fail
+	$(IN_VENV) -m pytest vm-tests/scenarios --numprocesses 2 --dist load --broken=$(BROKEN)
+
+N := 60
+
+.PHONY: vm-soak
+vm-soak: vm-image ## N power cuts, spread over an update and at random, each followed to rest
+	VMLAB_CUTS=$(N) $(IN_VENV) -m pytest vm-tests/scenarios/test_power_cuts.py --numprocesses 2 --dist load
 
 .PHONY: model
 model: deps ## Explore the policy exhaustively on an abstract node, and print the numbers

@@ -46,9 +46,11 @@ def test_image_kernel_arguments_package_files_and_units_take_one_reboot_and_work
         )
     )
     node.until("drain: ")
+    said = node.machine.journal("mcdaemon.service")
     asked = len(registry.requests())
     staged = node.machine.journal("rpm-ostreed.service").count("Initiated txn") - transactions
     node.until()
+    assert said.rindex("verify-staged: ") > said.rindex("stage-kargs: "), "proved before anybody had to leave"
     assert node.boots == boots + 1, "one reboot"
     assert staged == 2, "the tree, and the kernel arguments"
     assert len(registry.requests()) == asked, "nothing was asked of the registry after the drain"
