@@ -55,6 +55,7 @@ def test_a_target_whose_unit_fails_is_taken_back_once_by_itself(node_at_rest: Vm
     neither time nor a restart of the agent tries it again."""
     machine = node_at_rest.machine
     old = _rests_on_old(node_at_rest)
+    assert PROBE.name in GATE, "the settings of these nodes have the time limit that is replaced"
     machine.write("/etc/mcdaemon/mcdaemon.yaml", GATE)
     machine.run(["systemctl", "restart", "mcdaemon.service"], timeout=300)
     before, boots = _everything(machine), node_at_rest.boots
