@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from collections.abc import Generator, Iterator
@@ -122,9 +123,10 @@ def extensions(push: Push, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class MakeNode(Protocol):
-    """A node at rest without a config; `write_log`: a file for the writes of its disk."""
+    """A node at rest on `config`, or without any; `write_log`: a file for the writes of its disk. The machine that went
+    through the update to `config` is kept: that is done once for all scenarios."""
 
-    def __call__(self, write_log: Optional[Path] = None) -> VmNode: ...
+    def __call__(self, write_log: Optional[Path] = None, config: str = "") -> VmNode: ...
 
 
 @pytest.fixture
@@ -147,9 +149,21 @@ def make_node(request: pytest.FixtureRequest, tmp_path: Path, built: Built, mach
             node.break_agent(guest, broken)
         node.prepare(guest)
 
-    def make(write_log: Optional[Path] = None) -> VmNode:
+    def plain(folder: Path, write_log: Optional[Path] = None) -> Guest:
+        return Guest.at_rest(built, folder, FOLDER, f"node {node.VERSION} {broken}", prepare, write_log)
+
+    def aged(folder: Path, config: str, write_log: Optional[Path]) -> Guest:
+        def age(guest: Guest) -> None:
+            young = VmNode(guest)
+            young.desire(config)
+            young.until()
+
+        name = f"node {node.VERSION} {broken} {hashlib.sha256(config.encode()).hexdigest()}"
+        return Guest.at_rest(built, folder, FOLDER, name, age, write_log, plain)
+
+    def make(write_log: Optional[Path] = None, config: str = "") -> VmNode:
         folder = tmp_path / f"machine-{len(machines)}"
-        guest = Guest.at_rest(built, folder, FOLDER, f"node {node.VERSION} {broken}", prepare, write_log)
+        guest = aged(folder, config, write_log) if config else plain(folder, write_log)
         machines.append(guest)
         return VmNode(guest)
 

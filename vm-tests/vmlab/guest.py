@@ -103,12 +103,14 @@ class Guest:
         name: str = "",
         prepare: Optional[Callable[[Guest], None]] = None,
         write_log: Optional[Path] = None,
+        begin: Optional[Callable[[Path], Guest]] = None,
     ) -> Guest:
         """A machine that is up: restored from the snapshot of one that was booted once, its clock set.
 
-        `prepare` is done once, before the snapshot, and `name` is its name and version in the snapshot's key.
+        `prepare` is done once, before the snapshot, and `name` is its name and version in the snapshot's key. `begin`
+        makes the machine for it, up, in this folder; else it is booted from the image.
         """
-        snapshot = _snapshot(built, cache, name, prepare)
+        snapshot = _snapshot(built, cache, name, prepare, begin)
         guest = cls.cold(snapshot / "disk.raw", folder, cache)
         guest.write_log = write_log
         guest.restore(snapshot)
@@ -489,7 +491,8 @@ def copy_sparse(source: Path, target: Path) -> None:
     subprocess.run(["cp", "--sparse=always", "--reflink=auto", str(source), str(target)], check=True, timeout=300)
 
 
-def _snapshot(built: Image, cache: Path, name: str, prepare: Optional[Callable[[Guest], None]]) -> Path:
+def _snapshot(built: Image, cache: Path, name: str, prepare: Optional[Callable[[Guest], None]],
+              begin: Optional[Callable[[Path], Guest]]) -> Path:  # fmt: skip
     """The folder of a snapshot, made under a lock when it is not there."""
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     parts = [built.key, version, accelerator(cache), name, _MACHINE]
@@ -500,8 +503,10 @@ def _snapshot(built: Image, cache: Path, name: str, prepare: Optional[Callable[[
         if not folder.exists():
             fresh = Path(f"{folder}.new")
             shutil.rmtree(fresh, ignore_errors=True)
-            with Guest.cold(built.disk, fresh / "machine", cache) as guest:
-                guest.boot()
+            machine = fresh / "machine"
+            with begin(machine) if begin is not None else Guest.cold(built.disk, machine, cache) as guest:
+                if not guest.up:
+                    guest.boot()
                 if prepare is not None:
                     prepare(guest)
                 guest.run(["sync"])

@@ -58,7 +58,9 @@ def prepare(guest: Guest) -> None:
     guest.write("/etc/mcdaemon/mcdaemon.yaml", SETTINGS)
     mark = guest.mark()
     guest.run(["systemctl", "restart", "mcdaemon.service"], timeout=SETTLED)
-    guest.wait_for(r"mcdaemon\[\d+\]: rest: ", SETTLED, mark)
+    # Of this process: on a slow machine the words of the one before it may come now.
+    process = guest.run(["systemctl", "show", "--property=MainPID", "--value", "mcdaemon.service"]).stdout.strip()
+    guest.wait_for(rf"mcdaemon\[{process}\]: rest: ", SETTLED, mark)
 
 
 def break_agent(guest: Guest, name: str) -> None:
