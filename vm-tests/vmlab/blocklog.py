@@ -188,8 +188,8 @@ def _entries(path: Path, descriptor: int, sector_size: int, number: int, size: i
 
 
 def copy(disk: Path, target: Path) -> Path:
-    """Make `target` the same, holes kept. What is there already is written over in place, which takes a tenth of the time
-    of new pages on tmpfs. Raises LogError."""
+    """Make `target` the same, holes kept. What is there already is written over in place, which takes a tenth of the
+    time of new pages on tmpfs. Raises LogError."""
     try:
         with (
             open(disk, "rb", buffering=0) as source,

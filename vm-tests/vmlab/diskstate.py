@@ -114,8 +114,8 @@ def deployment_folder(top: Path, osname: str, name: str) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """All names in a tree, and what of them are directories and links; what is in them is for `ostree fsck`, because they
-    are links to the repository's objects."""
+    """All names in a tree, and what of them are directories and links; what is in them is for `ostree fsck`, because
+    they are links to the repository's objects."""
     digest, waiting = hashlib.sha256(), [str(folder)]
     while waiting:
         at = waiting.pop()
