@@ -51,6 +51,12 @@ def test_each_moment_of_an_update_is_as_it_has_to_be(tmp_path: Path, story: Stor
     assert [boots for _progress, boots in seen.values()] == [Boots.OLD] * 2 + [Boots.NEW] * 4
 
 
+def test_an_earlier_update_that_was_confirmed_is_not_this_one(tmp_path: Path, ends: tuple[Path, Path]) -> None:
+    tree = up_to(tmp_path / "node", "confirm")
+    later = Story.of(tree.sysroot, ends[1])
+    assert look(tree, later).progress == "no update"
+
+
 def test_the_story_knows_what_was_there_before(story: Story) -> None:
     assert (story.osname, story.source, story.old) == (OSNAME, OLD, frozenset({OLD}))
     assert set(story.usr) == {OLD, NEW}

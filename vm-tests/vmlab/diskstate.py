@@ -216,7 +216,8 @@ class _Node:
         if self._alien:
             return "unreadable"
         if update is None:
-            return "confirmed" if self._journal.confirmed is not None else "no update"
+            # Before the update it is an earlier one that was confirmed.
+            return "no update" if self._default in self._story.old else "confirmed"
         marks = {"reboot asked for": update.armed, "proved": update.proved, "committed": update.committed,
                  "finalizing": update.finalizing, "drained": update.drained, "verified": update.staged}  # fmt: skip
         return next((name for name, mark in marks.items() if mark), "begun")
