@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from tests.stand.machine import Down, MachineError
+from tests.stand.sysroot import BootEntry
 from vmlab.broken import broken
 from vmlab.guest import Guest
 
@@ -119,10 +120,10 @@ class VmNode:
             raise MachineError(f"the node went down by {how.value} instead of a reboot")
         self.start(timeout)
 
-    def start(self, timeout: float = SETTLED) -> None:
-        """Switch on a node that is down and wait until all is up."""
+    def start(self, timeout: float = SETTLED, entry: Optional[BootEntry] = None) -> None:
+        """Switch on a node that is down, with the default entry or `entry`, and wait until all is up."""
         self._mark = 0
-        self.boots += self.machine.boot(timeout)
+        self.boots += self.machine.boot(timeout, entry=entry)
 
     # -- what a person sees -----------------------------------------------------------------------------------------
 
