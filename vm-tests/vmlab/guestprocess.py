@@ -116,7 +116,8 @@ class GuestProcess:
     def _may_have_ended(self) -> bool:
         lines = self._qemu.journal.lines
         while self._place < len(lines):
-            self._told = self._told or self._token in lines[self._place]
+            # At its end only: the agent notes the whole command, and with it the token, in the journal.
+            self._told = self._told or lines[self._place].endswith(self._token)
             self._place += 1
         return self._told or not self._qemu.agent.port_open
 
