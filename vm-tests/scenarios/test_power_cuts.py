@@ -18,7 +18,7 @@ from vmlab.powercuts import Recording
 from scenarios.conftest import MakeNode, Push, Record
 from tests.stand.configs import machine_config
 from tests.stand.images import File
-from tests.stand.incidents import FILES, WORKLOAD
+from tests.stand.incidents import WORKLOAD
 
 LOSSES = 30
 """Random losses that are checked without booting."""
@@ -27,9 +27,15 @@ FSCK = 25
 """`ostree fsck` is run on each so many-th disk that is checked."""
 
 _SHARES = 2
-_OLD = {**FILES, "/etc/only-old": ("old\n", 0o600)}
+# None of these needs a reboot.
+_OLD = {
+    "/etc/nmstate/openshift/only-old.yaml": ("old\n", 0o600),
+    "/etc/nmstate/openshift/both.yaml": ("old\n", 0o644),
+    "/var/lib/kubelet/config.json": ("{}\n", 0o600),
+}
 _NEW = {
-    "/etc/app/app.conf": ("level = debug\n", 0o640),
+    "/etc/nmstate/openshift/both.yaml": ("new, and longer\n", 0o640),
+    "/var/lib/kubelet/config.json": ('{"auths": {}}\n', 0o600),
     "/etc/only-new/deep/er": ("new\n", 0o644),
     "/etc/sysctl.d/90-vmlab.conf": ("vm.swappiness = 7\n", 0o644),
     "/usr/local/bin/workload.sh": ("#!/bin/sh\nexit 0\n", 0o755),
@@ -62,7 +68,7 @@ def test_wherever_the_power_is_cut_the_node_boots_the_old_or_the_new_and_gets_th
     recording = _record(make_node, tmp_path, image)
     count = recording.check(LOSSES, seed, FSCK)
     record_property("numbers", f"update to {'another' if image else 'the same'} OS: {count}")
-    found = [str(state) for state in count.wrong]
+    found = [str(state) for state in count.wrong] + recording.forgotten(count)
     many = powercuts.cuts() // _SHARES + (share < powercuts.cuts() % _SHARES)
     kept = FOLDER / "failed" / f"power-cuts-{share}"
     ended = list(powercuts.outcomes(recording, recording.points(many, seed), tmp_path / "cuts", machines.append, kept))

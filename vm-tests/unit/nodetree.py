@@ -41,6 +41,8 @@ class NodeTree:
             self._make_bootable()
 
     def _make_bootable(self) -> None:
+        repo = str(self.sysroot / "ostree/repo")
+        subprocess.run(["ostree", "init", f"--repo={repo}", "--mode=bare"], check=True, timeout=60)
         for name, kernel in _KERNELS.items():
             (self.deployment(name) / "usr/lib/modules").mkdir(parents=True, exist_ok=True)
             (self.deployment(name) / "usr/lib/modules/vmlinuz").write_bytes(kernel)

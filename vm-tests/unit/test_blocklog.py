@@ -75,6 +75,22 @@ def test_checking_a_state_does_not_change_the_disk_that_walks(tmp_path: Path) ->
     assert start.read_bytes() == bytes(DISK)
 
 
+def test_a_copy_over_another_disk_is_the_same_with_all_of_its_holes(tmp_path: Path) -> None:
+    block, size = 64 * 1024, 12 * 64 * 1024
+    source, target = tmp_path / "source", tmp_path / "target"
+    for path, blocks, content in ((source, (1, 4, 5, 9), b"s"), (target, (0, 1, 5, 6, 10, 11), b"t")):
+        with open(path, "wb") as file:
+            file.truncate(size if path is source else size - block)
+            for number in blocks:
+                file.seek(number * block)
+                file.write(content * block)
+    blocklog.copy(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    blocklog.copy(source, tmp_path / "new")
+    assert (tmp_path / "new").read_bytes() == source.read_bytes()
+    assert (tmp_path / "new").stat().st_blocks == source.stat().st_blocks < size // 512
+
+
 def test_a_walk_never_goes_back(tmp_path: Path) -> None:
     start, path = written(tmp_path, (Flag(0), 0, digit(1)), FLUSH)
     with Walk(blocklog.read(path), start, tmp_path / "walk.img") as walk:

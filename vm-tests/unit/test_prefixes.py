@@ -11,6 +11,7 @@ from typing import Optional
 import pytest
 from unit import writelog
 from unit.nodetree import STEPS, NodeTree
+from unit.smalldisk import PARTITION, make_disk
 from unit.writelog import Request
 from vmlab import prefixes
 from vmlab.bootloader import DiskFiles
@@ -18,23 +19,6 @@ from vmlab.diskstate import Boots
 from vmlab.prefixes import PrefixError
 
 from tests.crash.offline import NEW
-
-_PARTITION = 1 << 20
-_SIZE = 12 << 20
-
-
-def make_disk(path: Path, content: Path) -> DiskFiles:
-    """A disk with an MBR and one ext4 partition that holds a tree."""
-    part = path.with_suffix(".part")
-    with open(part, "wb") as file:
-        file.truncate(_SIZE)
-    options = ["-O", "^64bit,^metadata_csum", "-J", "size=4", "-d", str(content)]
-    subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", *options, str(part)], check=True, timeout=60)
-    entry = bytes([0x80, 0, 0, 0, 0x83, 0, 0, 0]) + (_PARTITION // 512).to_bytes(4, "little")
-    entry += (_SIZE // 512).to_bytes(4, "little")
-    path.write_bytes((bytes(446) + entry).ljust(510, b"\0") + b"\x55\xaa" + bytes(_PARTITION - 512) + part.read_bytes())
-    part.unlink()
-    return DiskFiles.open(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +111,7 @@ def test_a_damaged_file_system_is_found(tmp_path: Path, recorded: Recorded) -> N
     block = int(said.split("Block bitmap at ")[1].split()[0])
     size = int(said.split("Block size:")[1].split()[0])
     with open(disk, "r+b") as file:
-        file.seek(_PARTITION + block * size)
+        file.seek(PARTITION + block * size)
         file.write(bytes(64))
     requests = writelog.difference(recorded.start.read_bytes(), disk.read_bytes())
     log = writelog.write(tmp_path / "log", [*requests, writelog.FLUSH])

@@ -20,11 +20,11 @@ a write is done by sectors of 512 bytes, each of them whole. A write with FUA is
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import random
 import struct
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,8 +38,7 @@ _VERSION = 1
 _SUPER = struct.Struct("<QQQI")
 _ENTRY = struct.Struct("<QQQQ")
 _SECTOR_SIZES = (512, 1024, 2048, 4096)
-_ZEROS = 1 << 20
-_TIMEOUT = 120.0
+_PIECE = 1 << 20
 
 
 class LogError(Exception):
@@ -189,18 +188,53 @@ def _entries(path: Path, descriptor: int, sector_size: int, number: int, size: i
 
 
 def copy(disk: Path, target: Path) -> Path:
-    """A sparse copy. Raises LogError."""
-    done = subprocess.run(["cp", "--sparse=always", str(disk), str(target)], capture_output=True, text=True,
-                          timeout=_TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
-    if done.returncode != 0:
-        raise LogError(f"cannot copy the disk {disk}: {done.stderr.strip()}")
+    """Make `target` the same, holes kept. What is there already is written over in place, which takes a tenth of the
+    time of new pages on tmpfs. Raises LogError."""
+    try:
+        with (
+            open(disk, "rb", buffering=0) as source,
+            open(target, "r+b" if target.exists() else "xb", buffering=0) as made,
+        ):
+            size = os.fstat(source.fileno()).st_size
+            made.truncate(size)
+            place = 0
+            for begin, end in [*_parts(source.fileno(), 0, size), (size, size)]:
+                for empty, full in list(_parts(made.fileno(), place, begin)):
+                    _fill(None, made.fileno(), empty, full)
+                _fill(source.fileno(), made.fileno(), begin, end)
+                place = end
+    except OSError as error:
+        raise LogError(f"cannot copy the disk {disk} to {target}: {error.strerror}") from error
     return target
+
+
+def _parts(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where a file has data and no hole, between two places."""
+    while begin < end:
+        try:
+            begin = os.lseek(descriptor, begin, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole follows
+                return
+            raise
+        stop = min(end, os.lseek(descriptor, begin, os.SEEK_HOLE)) if begin < end else end
+        if begin < stop:
+            yield begin, stop
+        begin = stop
+
+
+def _fill(source: Optional[int], target: int, begin: int, end: int) -> None:
+    """Copy a part of a file, or (None) fill it with zeros."""
+    while begin < end:
+        size = min(_PIECE, end - begin)
+        content = bytes(size) if source is None else os.pread(source, size, begin)
+        begin += os.pwrite(target, content, begin)
 
 
 class Walk:
     """The disk `disk`, a copy of the starting disk, taken forward through a log; all that was ever written is on it.
 
-    With room in memory, a place on tmpfs makes it fast. Each `copy` and `cut` is a file of its own.
+    With room in memory, a place on tmpfs makes it fast. What `copy` and `cut` make is a file of its own.
     """
 
     def __init__(self, log: Log, start: Path, disk: Path) -> None:
@@ -249,9 +283,9 @@ class Walk:
                 if entry.start + entry.size > size:
                     raise LogError(f"cannot replay entry {number + 1} of {self.log.path}: it is beyond the disk's end")
                 whole = chance is None or number != torn
-                for begin in range(0, entry.size, _ZEROS if whole else SECTOR):
+                for begin in range(0, entry.size, _PIECE if whole else SECTOR):
                     if whole or (chance is not None and chance.random() < 0.5):
-                        self._put(file.fileno(), entry, begin, min(_ZEROS if whole else SECTOR, entry.size - begin))
+                        self._put(file.fileno(), entry, begin, min(_PIECE if whole else SECTOR, entry.size - begin))
 
     def _put(self, disk: int, entry: Entry, begin: int, size: int) -> None:
         """What was discarded may hold anything; here it is zeros, which nothing takes for what was there."""

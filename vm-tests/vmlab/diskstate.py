@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,11 @@ from mcdaemon.update.payload import Payload, Shelf
 
 STATE = "lib/mcdaemon"
 """Below the stateroot's /var."""
+
+PROGRESS = (
+    "no update", "begun", "verified", "drained", "finalizing", "committed", "proved", "reboot asked for", "confirmed",
+)  # fmt: skip
+"""What a journal may say of an update that reboots, in the order of the steps."""
 
 _ENTRIES = "boot/loader/entries"
 
@@ -61,7 +65,8 @@ class BootEntry:
 
 @dataclass(frozen=True)
 class Look:
-    """What was found. `progress`: how far the journal says the update is; `troubles`: what must not be."""
+    """What was found. `progress`: how far the journal says the update is (one of PROGRESS, or "unreadable");
+    `troubles`: what must not be."""
 
     boots: Boots
     deployment: str
@@ -109,16 +114,15 @@ def deployment_folder(top: Path, osname: str, name: str) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """What is in a tree by names, types, modes, sizes and targets of links; contents are `ostree fsck`'s."""
-    digest = hashlib.sha256()
-    for at, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted([*folders, *names]):
-            path = f"{at}/{name}"
-            found = os.lstat(path)
-            size = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
-            target = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
-            digest.update(f"{path[len(str(folder)) :]}\0{found.st_mode}\0{size}\0{target}\n".encode())
+    """All names in a tree, and what of them are directories and links; what is in them is for `ostree fsck`, because
+    they are links to the repository's objects."""
+    digest, waiting = hashlib.sha256(), [str(folder)]
+    while waiting:
+        at = waiting.pop()
+        with os.scandir(at) as found:
+            names = sorted((entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False)) for entry in found)
+        digest.update(f"{at[len(str(folder)) :]}{names}\n".encode(errors="surrogateescape"))
+        waiting += [f"{at}/{name}" for name, _link, directory in names if directory]
     return digest.hexdigest()
 
 
@@ -212,7 +216,8 @@ class _Node:
         if self._alien:
             return "unreadable"
         if update is None:
-            return "confirmed" if self._journal.confirmed is not None else "no update"
+            # Before the update it is an earlier one that was confirmed.
+            return "no update" if self._default in self._story.old else "confirmed"
         marks = {"reboot asked for": update.armed, "proved": update.proved, "committed": update.committed,
                  "finalizing": update.finalizing, "drained": update.drained, "verified": update.staged}  # fmt: skip
         return next((name for name, mark in marks.items() if mark), "begun")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
@@ -15,27 +15,50 @@ from tests.stand.sysroot import NoSuchDeployment
 from vmlab import blocklog, finaldisk, prefixes, tally
 from vmlab.blocklog import Log, Point, Walk
 from vmlab.bootloader import DiskError
+from vmlab.diskstate import PROGRESS
 from vmlab.guest import FOLDER, Guest
-from vmlab.node import VmNode
+from vmlab.node import SETTLED, VmNode
 
 COUNTS = FOLDER / "counts.jsonl"
+
+_BEFORE = {
+    "drain: ": "verified",
+    "finalize: ": "drained",
+    "commit-files: ": "finalizing",
+    "verify-root: ": "committed",
+    "reboot: ": "proved",
+}
+"""How each step begins in the agent's words, and how far the journal on the disk has to be then."""
 
 
 @dataclass(frozen=True)
 class Recording:
     """An update from `begin`, when the new config was desired and synced, to a node that rests and is switched off.
 
-    `start` is the disk when the log begins, `reference` the one in the end.
+    `start` is the disk when the log begins, `reference` the one in the end. `said`: where the log stood, up to the last
+    flush, when these sentences of the agent were heard.
     """
 
     start: Path
     log: Log
     begin: int
     reference: Path
+    said: Mapping[str, int]
 
     def check(self, losses: int, seed: int, fsck: int) -> prefixes.Count:
         """Check the disk at each flush and with so many random losses, without booting."""
         return prefixes.check(self.start, self.log.path, losses, seed, fsck=fsck, after=self.begin)
+
+    def forgotten(self, count: prefixes.Count) -> list[str]:
+        """The agent takes a step once the one before is on the disk for good. It says each step when it begins; what
+        was flushed by the time that was heard must have the journal of the step before."""
+        found = []
+        for sentence, moment in self.said.items():
+            state = count.flushed(moment)
+            if state is None or _reached(state.progress) < _reached(_BEFORE[sentence]):
+                now = f"its journal says {state.progress!r}" if state is not None else "nothing was flushed"
+                found.append(f"at {sentence!r} {_BEFORE[sentence]!r} was not on the disk: {now}, entry {moment}")
+        return found
 
     def points(self, many: int, seed: int) -> tuple[Point, ...]:
         """Where to cut: half of them at flushes, half with random losses."""
@@ -50,11 +73,20 @@ def record(node: VmNode, *configs: str) -> Recording:
     node.desire(*configs)
     machine.run(["sync"])
     begin = blocklog.count(machine.write_log)
-    machine.run(["systemctl", "start", "mcdaemon.service"], timeout=600)
+    mark, said = machine.mark(), {}
+    # Without waiting for it: what it says is waited for.
+    machine.run(["systemctl", "start", "--no-block", "mcdaemon.service"])
+    for sentence in _BEFORE:
+        machine.wait_for(rf"mcdaemon\[\d+\]: {sentence}", SETTLED, mark)
+        said[sentence] = blocklog.count(machine.write_log)
     node.until()
     machine.power_off()
     log = blocklog.read(machine.write_log)
-    return Recording(machine.began_with, log, begin, machine.disk)
+    return Recording(machine.began_with, log, begin, machine.disk, said)
+
+
+def _reached(progress: str) -> int:
+    return PROGRESS.index(progress) if progress in PROGRESS else -1
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,6 @@ def outcomes(
                 blocklog.copy(cut, kept / str(point) / "disk.raw")
                 guest.collect(kept / str(point))
             guest.close()
-            cut.unlink()
             shutil.rmtree(guest.folder)
             yield outcome
 

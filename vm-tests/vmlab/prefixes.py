@@ -4,7 +4,7 @@
 
 checks the disk at each flush and with random losses between them (--losses, --seed): the file system's journal is
 replayed as a boot does it, then `diskstate` says what boots and whether all is as it must be, then e2fsck has to find
-nothing. The disk is checked as a copy in memory; a state costs less than half a second. --share 1/2 is the first half
+nothing. The disk is checked as a copy in memory; a state costs some tenths of a second. --share 1/2 is the first half
 of the work, --fsck N runs `ostree fsck` on each N-th state. Needs root: everything is mounted in a mount namespace of
 its own, which ends with the process.
 
@@ -50,9 +50,10 @@ class PrefixError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """One disk that was checked. `cut`: how the power cut went; `replay`: without replay of the file system's journal a
-    boot loader sees no entry."""
+    """One disk that was checked. `moment`: of the power cut, `cut`: how it went; `replay`: without replay of the file
+    system's journal a boot loader sees no entry."""
 
+    moment: int
     cut: str
     lossy: bool
     boots: Boots
@@ -66,7 +67,7 @@ class State:
 
 @dataclass
 class Count:
-    """How many disks were checked, for the report."""
+    """The disks that were checked; its text is for the report."""
 
     states: list[State] = field(default_factory=list)
     log: str = ""
@@ -75,6 +76,11 @@ class Count:
     @property
     def wrong(self) -> list[State]:
         return [state for state in self.states if state.troubles]
+
+    def flushed(self, moment: int) -> Optional[State]:
+        """What a power cut at a moment would surely have left: the state at the last flush that was checked before."""
+        found = [state for state in self.states if not state.lossy and state.moment <= moment]
+        return found[-1] if found else None
 
     def __str__(self) -> str:
         exact = [state for state in self.states if not state.lossy]
@@ -207,8 +213,7 @@ def states(
                 disk = folder / "check.img"
                 cut = cut_at(walk, point, disk)
                 look, replay = examine(disk, folder / "check", story, fsck > 0 and number % fsck == 0)
-                disk.unlink()
-                yield State(cut, point.seed is not None, look.boots, look.progress, replay, look.troubles)
+                yield State(point.moment, cut, point.seed is not None, look.boots, look.progress, replay, look.troubles)
 
 
 def cut_at(walk: Walk, point: Point, disk: Path) -> str:
