@@ -116,7 +116,8 @@ class GuestProcess:
     def _may_have_ended(self) -> bool:
         lines = self._qemu.journal.lines
         while self._place < len(lines):
-            self._told = self._told or self._token in lines[self._place]
+            # Alone: the agent itself logs each command that it runs, with this word among the rest.
+            self._told = self._told or lines[self._place].strip() == self._token
             self._place += 1
         return self._told or not self._qemu.agent.port_open
 
