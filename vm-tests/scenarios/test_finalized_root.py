@@ -119,11 +119,6 @@ def finalizer(node: VmNode, script: str) -> None:
     node.machine.run(["systemctl", "daemon-reload"])
 
 
-def own_finalizer(node: VmNode) -> None:
-    node.machine.run(["rm", "-r", f"/run/systemd/system/{FINALIZER}.d"])
-    node.machine.run(["systemctl", "daemon-reload"])
-
-
 # -- done and undone --------------------------------------------------------------------------------------------------
 
 
@@ -303,3 +298,38 @@ def _old_entry_boots_the_old_config(node: VmNode, before: Mapping[str, Found]) -
     assert machine.read(SHARED) == '{"auths": {}}\n' and machine.exists(TOOL), "README: shared files stay the newer's"
     assert node.status()["state"] == "Degraded"
     assert machine.entries()[0].deployment == newer.deployment, "a person's choice is for one boot"
+
+
+# -- it cannot be finalized -------------------------------------------------------------------------------------------
+
+CONFLICT = "/etc/conflict.d"
+
+
+def test_a_finalization_that_fails_is_told_three_times_and_never_reboots_the_node(
+    node: VmNode, push: Push, record_property: Record
+) -> None:
+    """TXN-31, TXN-44: libostree's own "newly defaults to directory": foreseen, the node is not even drained; met in the
+    merge itself, the node is back at work each time, and the old config runs."""
+    machine = node.machine
+    before, shown, boot_id = etc(node), roots(node), machine.boot_id
+    target = push(next_image("417.94.4", {f"{CONFLICT[1:]}/given.conf": File(b"given\n")}), "os:v4")
+    machine.write(CONFLICT, "by hand\n")
+    node.desire(new(target))
+    assert "newly defaults to directory 'conflict.d'" in node.until("cannot finalize|drain: ")
+    node.until("hold: this config was tried")
+    assert service(node) == [], "not drained"
+    machine.run(["rm", CONFLICT])
+    # It comes between the look and the merge, and is gone after it.
+    finalizer(node, f"touch {CONFLICT}; ostree admin finalize-staged; s=$?; rm {CONFLICT}; exit $s\n")
+    node.mcdaemon("retry")
+    node.until("hold: this config was tried")
+    failed = node.status()["failed"]
+    assert "newly defaults to directory" in failed and "so it went 3 times" in failed, failed
+    assert service(node) == ["drained", "back"] * 3
+    assert machine.read("/proc/sys/kernel/random/boot_id").strip() == boot_id and node.boots == 0
+    assert roots(node) == shown
+    assert differing(before, etc(node)) == set() and machine.read(SHARED) == "{}\n"
+    assert not machine.exists(STAMP), "no unit of the next boot fails for it"
+    assert node.status()["state"] == "Degraded" and node.status()["current"] == "50-old"
+    nothing_in_flight(node)
+    record_property("numbers", "failing finalization: 1 foreseen, 3 met, 0 reboots")
