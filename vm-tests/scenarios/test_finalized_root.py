@@ -119,6 +119,11 @@ def finalizer(node: VmNode, script: str) -> None:
     node.machine.run(["systemctl", "daemon-reload"])
 
 
+def own_finalizer(node: VmNode) -> None:
+    node.machine.run(["rm", "-r", f"/run/systemd/system/{FINALIZER}.d"])
+    node.machine.run(["systemctl", "daemon-reload"])
+
+
 # -- done and undone --------------------------------------------------------------------------------------------------
 
 
@@ -333,3 +338,41 @@ def test_a_finalization_that_fails_is_told_three_times_and_never_reboots_the_nod
     assert node.status()["state"] == "Degraded" and node.status()["current"] == "50-old"
     nothing_in_flight(node)
     record_property("numbers", "failing finalization: 1 foreseen, 3 met, 0 reboots")
+
+
+# -- no room ----------------------------------------------------------------------------------------------------------
+
+BALLAST = "/var/ballast"
+
+
+def test_without_room_for_the_target_or_for_its_kernel_the_node_serves_and_goes_on_when_there_is_some(
+    node: VmNode, push: Push, record_property: Record
+) -> None:
+    """TXN-33, TXN-39, TXN-46: /boot is on the disk that is full, first before anything is fetched, then to the last
+    block while ostree copies the kernel."""
+    machine = node.machine
+    shown = roots(node)
+    machine.run(["sh", "-c", f"fallocate -l $(($(stat -f -c '%a*%S' /var) - 33554432)) {BALLAST}"])
+    target = push(next_image("417.94.2"), "os:v2")
+    node.desire(new(target))
+    held = node.until("hold: |drain: ")
+    assert "are needed on /sysroot" in held and "MiB are free" in held
+    assert service(node) == [] and roots(node) == shown
+    # Not even root's own blocks are left.
+    fill = f"fallocate -l $(($(stat -f -c '%f*%S' /var) - 8192)) {BALLAST}; cat /dev/zero >>{BALLAST}\n"
+    finalizer(node, f"{fill} exec ostree admin finalize-staged\n")
+    machine.run(["rm", BALLAST])
+    said = node.until("cannot (finalize|reboot)|rest: ")
+    assert "inodes are free on" in said, said
+    node.until("hold: |stage-")
+    assert service(node) == ["drained", "back"], "back in service, and not drained again"
+    assert node.boots == 0 and machine.read(APP) == "old\n"
+    assert roots(node).entries == shown.entries
+    own_finalizer(node)
+    machine.run(["rm", "-f", BALLAST])
+    node.until()
+    assert node.boots == 1 and service(node) == ["back"]
+    assert machine.read(APP) == "new\n" and machine.read("/var/lib/seen-early") == f"7 {machine.boot_id}\n"
+    assert node.mcdaemon("validate").returncode == 0
+    nothing_in_flight(node)
+    record_property("numbers", "no room: held once before the fetch, once in the finalization; 1 reboot")
