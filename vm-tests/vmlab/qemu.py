@@ -206,6 +206,14 @@ class Qemu:
         """QEMU's process."""
         return self._process.pid
 
+    def cpu_seconds(self) -> float:
+        """What QEMU has used of the host's processors so far; 0 once it is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """SIGKILL. What the guest has written is in the host's page cache and stays; its own caches are lost."""
         self._killed = self._killed or self._process.poll() is None

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 BOOTS, POWER_CUTS, PANICS, REPLAYS, RESTORES = "boots", "power cuts", "panics", "journal replays", "restores"
+STALLS = "stalled emulators"
 
 
 def count(file: Path, what: str, seconds: float = 0.0) -> None:
