@@ -7,6 +7,7 @@ QEMU was killed proves less: it has all that the guest had written, flushed or n
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,18 @@ def test_wherever_the_power_is_cut_the_node_boots_the_old_or_the_new_and_gets_th
     recording = _record(make_node, tmp_path, image)
     count = recording.check(LOSSES, seed, FSCK)
     record_property("numbers", f"update to {'another' if image else 'the same'} OS: {count}")
-    found = [str(state) for state in count.wrong] + recording.forgotten(count)
-    many = powercuts.cuts() // _SHARES + (share < powercuts.cuts() % _SHARES)
     kept = FOLDER / "failed" / f"power-cuts-{share}"
-    ended = list(powercuts.outcomes(recording, recording.points(many, seed), tmp_path / "cuts", machines.append, kept))
-    boots = sum(outcome.boots for outcome in ended)
-    replays = sum(outcome.replay for outcome in ended)
-    record_property("numbers", f"{len(ended)} disks booted, {boots} boots, {replays} after a replay, seed {seed}")
-    found += [str(outcome) for outcome in ended if outcome.problems]
+    shutil.rmtree(kept, ignore_errors=True)
+    found = [str(state) for state in count.wrong] + recording.forgotten(count)
+    if not found:
+        many = powercuts.cuts() // _SHARES + (share < powercuts.cuts() % _SHARES)
+        points = recording.points(many, seed)
+        ended = list(powercuts.outcomes(recording, points, tmp_path / "cuts", machines.append, kept))
+        replays = sum(outcome.replay for outcome in ended)
+        boots = sum(outcome.boots for outcome in ended)
+        record_property("numbers", f"{len(ended)} cut disks: {boots} boots, {replays} after a replay, seed {seed}")
+        found = [str(outcome) for outcome in ended if outcome.problems]
+    if found:
+        found.append(f"check it again: {recording.keep(kept)}")
+    recording.log.path.unlink()
     assert not found, f"seed {seed}, disks and logs: {kept}\n" + "\n".join(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,13 @@ class Recording:
                 found.append(f"at {sentence!r} {_BEFORE[sentence]!r} was not on the disk: {now}, entry {moment}")
         return found
 
+    def keep(self, folder: Path) -> str:
+        """Keep what is needed to check it again; the command that does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        start, log = blocklog.copy(self.start, folder / "start.img"), folder / "writes.log"
+        shutil.copyfile(self.log.path, log)
+        return f"PYTHONPATH=vm-tests {sys.executable} -m vmlab.prefixes --after {self.begin} {start} {log}"
+
     def points(self, many: int, seed: int) -> tuple[Point, ...]:
         """Where to cut: half of them at flushes, half with random losses."""
         return blocklog.points(self.log, many - many // 2, many // 2, seed, self.begin)
@@ -111,9 +119,9 @@ def outcomes(
     `begun` is told each machine. Of one with problems the disk that the cut has left and the logs go to `kept`.
     """
     folder.mkdir()
+    cut = folder / "cut.img"
     with Walk(recording.log, recording.start, folder / "walk.img") as walk:
         for number, point in enumerate(points):
-            cut = folder / "cut.img"
             said = prefixes.cut_at(walk, point, cut)
             tally.count(COUNTS, tally.POWER_CUTS)
             guest = Guest.cold(cut, folder / f"machine-{number}")
@@ -126,6 +134,7 @@ def outcomes(
             guest.close()
             shutil.rmtree(guest.folder)
             yield outcome
+    cut.unlink(missing_ok=True)
 
 
 def _go_on(guest: Guest, cut: str, reference: Path) -> Outcome:
