@@ -437,7 +437,8 @@ class Node:
     def _power(self, how: str, force: bool) -> None:
         """Go down without logind: at once, or after all units have stopped."""
         if force:
-            self._exit(how)
+            # After the answer to who asked, as PID 1 does it: else `systemctl` may still say that it cannot reboot.
+            self._loop.call_soon(self._exit, how)
         elif not self._manager.down_requested:
             self._manager.announce_down()
             self._tasks.append(self._loop.create_task(self._shut_down(how, 0)))
